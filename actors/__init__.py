@@ -1,0 +1,1 @@
+"""The living tree: the only part that runs tasks."""

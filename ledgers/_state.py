@@ -1,0 +1,433 @@
+"""The state of a tree, as the fold of its events.
+
+One rule: the only code that changes a tree's state is in this file. The ledger decides, writes an
+event down and has it applied here; a replay applies the same events with the same code (W8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import attrs
+
+from ._admissions import Caps, Counters, Kind, Node
+from ._events import (
+    Admitted,
+    CapChanged,
+    Dispatched,
+    Ended,
+    Event,
+    Held,
+    HoldReleased,
+    Left,
+    MaxLowered,
+    MaxRaised,
+    Opened,
+    Queued,
+    Refused,
+    Revoked,
+    Settled,
+    SlotLeft,
+    SlotQueued,
+    TrancheReleased,
+)
+from ._wallet import Unit, Wallet
+
+
+class OpenHold(NamedTuple):
+    """Money held for a call that is not settled."""
+
+    node: Node
+    wallet: Wallet
+    amount: int
+    is_dispatched: bool
+    waits_for_slot: bool
+
+
+class Waiting(NamedTuple):
+    """A call in a money queue."""
+
+    node: Node
+    wallet: Wallet
+
+
+class Tranche(NamedTuple):
+    wallet: str
+    amount: int
+    reason: str
+    at_call: int
+
+
+@attrs.define(eq=False, slots=True)
+class TreeState:
+    """Everything the ledger knows, as the fold of its events."""
+
+    unit: Unit = "usd"
+    caps: Caps = attrs.field(factory=Caps)
+    counters: Counters = attrs.field(factory=Counters)
+    # Live nodes and wallets. A closed one has folded its totals into its parent and is gone.
+    nodes: dict[int, Node] = attrs.field(factory=dict[int, Node])
+    wallets: dict[int, Wallet] = attrs.field(factory=dict[int, Wallet])
+    holds: dict[int, OpenHold] = attrs.field(factory=dict[int, OpenHold])
+    waiting: dict[int, Waiting] = attrs.field(factory=dict[int, Waiting])
+    tranches: list[Tranche] = attrs.field(factory=list[Tranche])
+    # How many holds were ever taken: the `at_call` of tranches (contract Q28).
+    holds_taken: int = 0
+    # How many events made this state.
+    events: int = 0
+
+    def apply(self, event: Event) -> None:
+        """Carry out one event. The only mutator of everything reachable from here."""
+        _APPLY[type(event)](self, event)
+        self.events += 1
+
+    # --- looking at it ---------------------------------------------------------------------------
+
+    def plain(self) -> dict[str, Any]:
+        """The whole state as JSON-ready values; equal states give equal values."""
+        return {
+            "unit": self.unit,
+            "caps": attrs.asdict(self.caps),
+            "counters": attrs.asdict(self.counters),
+            "nodes": {str(n.id): _plain_node(n) for n in self.nodes.values()},
+            "wallets": {str(w.id): _plain_wallet(w) for w in self.wallets.values()},
+            "holds": {
+                str(i): [h.node.id, h.wallet.id, h.amount, h.is_dispatched, h.waits_for_slot]
+                for i, h in self.holds.items()
+            },
+            "waiting": {str(i): [w.node.id, w.wallet.id] for i, w in self.waiting.items()},
+            "tranches": [list(t) for t in self.tranches],
+            "holds_taken": self.holds_taken,
+            "events": self.events,
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> TreeState:
+        """The state that ``plain`` was made from."""
+        state = cls(
+            unit=plain["unit"],
+            caps=Caps(**plain["caps"]),
+            counters=Counters(**plain["counters"]),
+            tranches=[Tranche(*t) for t in plain["tranches"]],
+            holds_taken=plain["holds_taken"],
+            events=plain["events"],
+        )
+        for fields in plain["wallets"].values():
+            parent = fields["parent"]
+            above = None if parent is None else state.wallets[parent]
+            columns: dict[str, Any] = {**fields, "parent": above}
+            wallet = Wallet(**columns)
+            state.wallets[wallet.id] = wallet
+        for fields in plain["nodes"].values():
+            state._add_plain_node(fields)
+        for key, (node_id, wallet_id, amount, is_dispatched, waits) in plain["holds"].items():
+            node, wallet = state.nodes[node_id], state.wallets[wallet_id]
+            state.holds[int(key)] = OpenHold(node, wallet, amount, is_dispatched, waits)
+        for key, (node_id, wallet_id) in plain["waiting"].items():
+            state.waiting[int(key)] = Waiting(state.nodes[node_id], state.wallets[wallet_id])
+        return state
+
+    def _add_plain_node(self, fields: Mapping[str, Any]) -> None:
+        parent = fields["parent"]
+        columns: dict[str, Any] = {
+            **fields,
+            "parent": None if parent is None else self.nodes[parent],
+            "kind": Kind(fields["kind"]),
+            "wallet": self.wallets[fields["wallet"]],
+            "attempts": None if fields["attempts"] is None else dict(fields["attempts"]),
+            "holds": dict.fromkeys(fields["holds"]),  # empty and absent mean the same
+            "tickets": dict.fromkeys(fields["tickets"]),
+        }
+        node = Node(**columns)
+        self.nodes[node.id] = node
+
+    def check(self) -> None:
+        """Assert W1 to W4 and W7's bookkeeping. O(live nodes)."""
+        self.counters.check(self.caps)
+        for wallet in self.wallets.values():
+            wallet.check()
+        self._check_totals()
+        self._check_columns()
+
+    def _check_totals(self) -> None:
+        below = {node_id: [0, 0, 0] for node_id in self.nodes}
+        for node in self.nodes.values():
+            if node.parent is not None:
+                sums = below[node.parent.id]
+                sums[0] += node.usd
+                sums[1] += node.tokens
+                sums[2] += 1
+        for node in self.nodes.values():
+            usd, tokens, live = below[node.id]
+            assert node.usd == node.own_usd + node.closed_usd + usd, node
+            assert node.tokens == node.own_tokens + node.closed_tokens + tokens, node
+            assert node.live_children == live, node
+            if node.owns_wallet:
+                settled = node.usd if self.unit == "usd" else node.tokens
+                assert node.wallet.settled == settled, node
+
+    def _check_columns(self) -> None:
+        held: dict[int, list[int]] = {i: [0, 0, 0, 0, 0] for i in self.wallets}
+        for hold in self.holds.values():
+            held[hold.wallet.id][0] += hold.amount
+            held[hold.wallet.id][1] += 1
+        for wallet in self.wallets.values():
+            if wallet.parent is not None:
+                held[wallet.parent.id][2] += wallet.carve_left
+                held[wallet.parent.id][3] += 1
+        for waiting in self.waiting.values():
+            held[waiting.wallet.id][4] += 1
+        for wallet in self.wallets.values():
+            is_so = [
+                wallet.held,
+                wallet.open_holds,
+                wallet.carved,
+                wallet.live_carves,
+                wallet.queued,
+            ]
+            assert is_so == held[wallet.id], (wallet, held[wallet.id])
+        in_flight = sum(h.is_dispatched for h in self.holds.values())
+        assert self.counters.calls_in_flight == in_flight, self.counters
+        assert self.counters.queued_money == len(self.waiting), self.counters
+        assert self.counters.open_spans == len(self.nodes), self.counters
+
+
+# --- leases ----------------------------------------------------------------------------------
+
+
+def _opened(state: TreeState, e: Opened) -> None:
+    state.unit, state.caps = e.unit, e.caps
+    wallet = Wallet(0, "root", None, e.max, e.released)
+    state.wallets[0] = wallet
+    state.nodes[0] = Node(0, None, "root", Kind.ROOT, wallet, True, -1, None, e.at, e.span_id)
+    state.counters.open_spans = 1
+
+
+def _admitted(state: TreeState, e: Admitted) -> None:
+    parent = state.nodes[e.parent]
+    parent.children += 1
+    parent.live_children += 1
+    path = f"{parent.path}/{e.name}#{parent.children}"
+    counters = state.counters
+    counters.open_spans += 1
+    kind = e.kind
+    depth = parent.depth
+    if kind is Kind.AGENT:
+        depth += 1
+        counters.admitted += 1
+        counters.active += 1
+        if counters.active > counters.peak:
+            counters.peak = counters.active
+        if e.tool is not None:
+            _count_attempt(parent, e.tool)
+    elif kind is Kind.TOOL:
+        parent.tool_calls += 1
+        counters.tool_calls += 1
+    elif kind is Kind.RUN:
+        depth = 0
+        counters.runs += 1
+    owns = e.carve is not None
+    wallet = parent.wallet
+    if e.carve is not None:
+        own = Wallet(e.node, path, wallet, e.carve, e.carve)
+        wallet.carve(own, e.carve)
+        state.wallets[e.node] = wallet = own
+    wallet.set_aside += e.set_aside
+    state.nodes[e.node] = node = Node(
+        e.node, parent, path, kind, wallet, owns, depth, e.deadline, e.at, e.span_id
+    )
+    node.set_aside = e.set_aside
+
+
+def _refused(state: TreeState, e: Refused) -> None:
+    counters = state.counters
+    if e.code == "cave_subagent_invocation_limit":
+        counters.invocation_rejections += 1
+    elif e.code == "cave_subagent_concurrency_limit":
+        counters.concurrency_rejections += 1
+    else:
+        counters.other_rejections += 1
+    if e.tool is not None:
+        _count_attempt(state.nodes[e.parent], e.tool)
+
+
+def _ended(state: TreeState, e: Ended) -> None:
+    node = state.nodes.pop(e.node)
+    assert not node.holds and not node.tickets, node
+    wallet = node.wallet
+    # A lowered ceiling may have eaten part of the reserve already.
+    wallet.set_aside -= min(node.set_aside, wallet.set_aside)
+    if node.owns_wallet:
+        wallet.end_carve()
+        del state.wallets[wallet.id]
+    counters = state.counters
+    counters.open_spans -= 1
+    if node.kind is Kind.AGENT:
+        counters.active -= 1
+        counters.released += 1
+    parent = node.parent
+    if parent is not None:
+        parent.live_children -= 1
+        parent.closed_usd += node.usd
+        parent.closed_tokens += node.tokens
+
+
+# --- money -----------------------------------------------------------------------------------
+
+
+def _queued(state: TreeState, e: Queued) -> None:
+    node, wallet = state.nodes[e.node], state.wallets[e.wallet]
+    if node.tickets is None:
+        node.tickets = {}
+    node.tickets[e.ticket] = None
+    wallet.queued += 1
+    state.counters.queued_money += 1
+    state.waiting[e.ticket] = Waiting(node, wallet)
+
+
+def _left(state: TreeState, e: Left) -> None:
+    waiting = state.waiting.pop(e.ticket)
+    tickets = waiting.node.tickets
+    assert tickets is not None, waiting
+    del tickets[e.ticket]
+    waiting.wallet.queued -= 1
+    state.counters.queued_money -= 1
+
+
+def _held(state: TreeState, e: Held) -> None:
+    if e.ticket is not None:
+        _left(state, Left(e.at, e.ticket))
+    node, wallet = state.nodes[e.node], state.wallets[e.wallet]
+    wallet.hold(e.amount)
+    if node.holds is None:
+        node.holds = {}
+    node.holds[e.hold] = None
+    state.holds_taken += 1
+    state.holds[e.hold] = OpenHold(node, wallet, e.amount, False, False)
+
+
+def _slot_queued(state: TreeState, e: SlotQueued) -> None:
+    state.holds[e.hold] = state.holds[e.hold]._replace(waits_for_slot=True)
+    state.counters.queued_slots += 1
+
+
+def _slot_left(state: TreeState, e: SlotLeft) -> None:
+    state.holds[e.hold] = state.holds[e.hold]._replace(waits_for_slot=False)
+    state.counters.queued_slots -= 1
+
+
+def _dispatched(state: TreeState, e: Dispatched) -> None:
+    node, wallet, amount, _, waited = state.holds[e.hold]
+    state.holds[e.hold] = OpenHold(node, wallet, amount, True, False)
+    counters = state.counters
+    if waited:
+        counters.queued_slots -= 1
+    node.model_calls += 1
+    counters.model_calls += 1
+    counters.calls_in_flight += 1
+    if counters.calls_in_flight > counters.peak_calls:
+        counters.peak_calls = counters.calls_in_flight
+
+
+def _settled(state: TreeState, e: Settled) -> None:
+    node, wallet, amount, was_dispatched, _ = _pop_hold(state, e.hold)
+    if was_dispatched:
+        state.counters.calls_in_flight -= 1
+        if e.basis == "not_dispatched":
+            # Its request never left, so it was no call.
+            state.counters.model_calls -= 1
+            node.model_calls -= 1
+    usd, tokens = e.usd, e.tokens
+    wallet.charge(usd if state.unit == "usd" else tokens, through_hold=amount)
+    node.own_usd += usd
+    node.own_tokens += tokens
+    up: Node | None = node
+    while up is not None:
+        up.usd += usd
+        up.tokens += tokens
+        up = up.parent
+
+
+def _hold_released(state: TreeState, e: HoldReleased) -> None:
+    _, wallet, amount, _, waited = _pop_hold(state, e.hold)
+    if waited:
+        state.counters.queued_slots -= 1
+    wallet.drop_hold(amount)
+
+
+def _pop_hold(state: TreeState, hold_id: int) -> OpenHold:
+    hold = state.holds.pop(hold_id)
+    assert hold.node.holds is not None, hold
+    del hold.node.holds[hold_id]
+    return hold
+
+
+# --- limits ----------------------------------------------------------------------------------
+
+
+def _tranche_released(state: TreeState, e: TrancheReleased) -> None:
+    wallet = state.wallets[e.wallet]
+    wallet.release(e.amount)
+    state.tranches.append(Tranche(wallet.path, e.amount, e.reason, state.holds_taken))
+
+
+def _revoked(state: TreeState, e: Revoked) -> None:
+    state.wallets[e.wallet].is_revoked = True
+
+
+def _max_lowered(state: TreeState, e: MaxLowered) -> None:
+    state.wallets[e.wallet].lower_max(e.to)
+
+
+def _max_raised(state: TreeState, e: MaxRaised) -> None:
+    state.wallets[e.wallet].raise_max(e.to)
+
+
+def _cap_changed(state: TreeState, e: CapChanged) -> None:
+    changed: dict[str, Any] = {e.name: e.to}
+    state.caps = attrs.evolve(state.caps, **changed)
+
+
+def _count_attempt(parent: Node, tool: str) -> None:
+    if parent.attempts is None:
+        parent.attempts = {}
+    parent.attempts[tool] = parent.attempts.get(tool, 0) + 1
+
+
+def _plain_node(node: Node) -> dict[str, Any]:
+    fields = {name: getattr(node, name) for name in attrs.fields_dict(Node)}
+    fields["parent"] = None if node.parent is None else node.parent.id
+    fields["kind"] = node.kind.value
+    fields["wallet"] = node.wallet.id
+    fields["attempts"] = None if node.attempts is None else dict(node.attempts)
+    fields["holds"] = list(node.holds or ())
+    fields["tickets"] = list(node.tickets or ())
+    return fields
+
+
+def _plain_wallet(wallet: Wallet) -> dict[str, Any]:
+    fields = {name: getattr(wallet, name) for name in attrs.fields_dict(Wallet)}
+    fields["parent"] = None if wallet.parent is None else wallet.parent.id
+    return fields
+
+
+_APPLY: dict[type, Callable[[TreeState, Any], None]] = {
+    Opened: _opened,
+    Admitted: _admitted,
+    Refused: _refused,
+    Queued: _queued,
+    Left: _left,
+    Held: _held,
+    SlotQueued: _slot_queued,
+    SlotLeft: _slot_left,
+    Dispatched: _dispatched,
+    Settled: _settled,
+    HoldReleased: _hold_released,
+    Ended: _ended,
+    TrancheReleased: _tranche_released,
+    Revoked: _revoked,
+    MaxLowered: _max_lowered,
+    MaxRaised: _max_raised,
+    CapChanged: _cap_changed,
+}

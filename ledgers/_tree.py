@@ -1,0 +1,826 @@
+"""``TreeLedger``: the one mutable book of a tree, and the only thing that changes it.
+
+Every public method is one synchronous transaction: it decides, writes one event per change, and
+wakes whoever that change admits. There is no await, no clock and no randomness in here, so a
+transaction is atomic between two awaits of any event loop, and the same calls give the same
+journal to the byte.
+
+Who waits is represented by a ticket or a hold with a callback. The callback only marks the waiter
+runnable; it must not call back into the ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import attrs
+
+from treewarden.protocols import LedgerError, Line, Refusal, RefusedError
+
+from ._admissions import Caps, Counters, Kind, Node, Outcome
+from ._charges import Ask, Charge, Ending, Progress, charge_for
+from ._events import (
+    Admitted,
+    CapChanged,
+    Dispatched,
+    Ended,
+    Event,
+    Held,
+    HoldReleased,
+    Left,
+    MaxLowered,
+    MaxRaised,
+    Opened,
+    Queued,
+    Refused,
+    Revoked,
+    Settled,
+    SlotLeft,
+    SlotQueued,
+    TrancheReleased,
+)
+from ._journal import Journal
+from ._prices import Price, PriceOf
+from ._receipts import Recorder, amount_of, line_for
+from ._state import TreeState
+from ._wallet import UNBOUNDED, Unit, Wallet
+
+Wake = Callable[[], None]
+
+
+@attrs.frozen
+class Stop:
+    """The ledger funds no further call. ``reason`` is the stop reason; ``refusal`` explains it."""
+
+    reason: str
+    refusal: RefusedError
+
+
+@attrs.define(eq=False, slots=True)
+class Lease:
+    """What one actor holds: its place, slot, wallet, span, and all calls it has open."""
+
+    id: int
+    node: Node
+    is_ended: bool = False
+    _recorder: Recorder | None = None
+
+    @property
+    def recorder(self) -> Recorder:
+        """What belongs on its receipt; made when the first thing does."""
+        if self._recorder is None:
+            self._recorder = Recorder()
+        return self._recorder
+
+    @property
+    def path(self) -> str:
+        return self.node.path
+
+
+@attrs.define(eq=False, slots=True)
+class Hold:
+    """Money held for one call, until it is settled or released."""
+
+    id: int
+    lease: Lease
+    ask: Ask
+    # The output limit that the money pays for: what goes on the wire.
+    output_tokens: int
+    amount: int
+    progress: Progress
+    # True once the call slot is taken and the call counted.
+    is_dispatched: bool = False
+    # True once the request has left. Only then can it cost anything. Set by who sends it.
+    is_sent: bool = False
+    # Set when a limit on calls struck while this waited for a slot.
+    stop: Stop | None = None
+    on_slot: Wake | None = None
+
+    @property
+    def clamped_from(self) -> int | None:
+        return self.ask.output_tokens if self.output_tokens < self.ask.output_tokens else None
+
+
+@attrs.define(eq=False, slots=True)
+class Ticket:
+    """A place in a money queue. ``outcome`` is set before ``on_ready`` is called."""
+
+    id: int
+    lease: Lease
+    ask: Ask
+    # The wallet it queues on: its own, or one above that is over its lowered ceiling.
+    wallet: Wallet
+    outcome: Hold | Stop | None = None
+    on_ready: Wake | None = None
+
+
+class TreeLedger:
+    """The ledger of one tree.
+
+    Args:
+        unit: What ``max`` and every cap below are counted in.
+        max: The ceiling, in 10^-12 USD or tokens. None: no ceiling, but everything is counted.
+        initial: What is released at the start; None: all.
+        at: The instant of opening, in the caller's clock.
+        new_span_id: Gives fresh span ids (16 hex digits).
+        sink: Sees every event once, in order.
+    """
+
+    def __init__(
+        self,
+        *,
+        unit: Unit = "usd",
+        max: int | None = None,
+        initial: int | None = None,
+        caps: Caps | None = None,
+        at: float = 0.0,
+        new_span_id: Callable[[], str] = lambda: "0" * 16,
+        sink: Callable[[Event], None] | None = None,
+    ) -> None:
+        self._state = TreeState()
+        self._journal = Journal(self._state, sink=sink)
+        self._record = self._journal.record
+        self._new_span_id = new_span_id
+        self._next_id = 1
+        self._holds: dict[int, Hold] = {}
+        self._tickets: dict[int, Ticket] = {}
+        # Waiting tickets by the wallet they wait on, oldest first. No empty queue stays.
+        self._money_queues: dict[int, dict[int, Ticket]] = {}
+        # Holds that wait for a call slot, oldest first.
+        self._slot_queue: dict[int, Hold] = {}
+        ceiling = UNBOUNDED if max is None else max
+        released = ceiling if initial is None else initial
+        self._record(Opened(at, unit, ceiling, released, new_span_id(), caps or Caps()))
+        self.unit: Unit = unit
+        self.root = Lease(0, self._state.nodes[0])
+
+    # --- leases ----------------------------------------------------------------------------------
+
+    def admit(
+        self,
+        parent: Lease,
+        name: str,
+        *,
+        kind: Kind,
+        at: float,
+        cap: int | None = None,
+        min_cap: int | None = None,
+        set_aside: int = 0,
+        deadline: float | None = None,
+        tool: str | None = None,
+        max_attempts: int | None = None,
+    ) -> Lease:
+        """Begin a lease below ``parent``: place, slot, wallet, set-aside, deadline and span.
+
+        Args:
+            cap: Carve a wallet of at most this much for it. None: it draws on its parent's.
+            min_cap: The least that is worth a start; None: the whole ``cap``.
+            deadline: Its own instant; the parent's holds where it is earlier.
+            tool: The subagent tool whose attempt this is; it counts even when refused.
+            max_attempts: How many attempts that tool has per parent.
+
+        Raises:
+            RefusedError: Nothing was started; only counters changed.
+            LedgerError: ``parent`` has ended.
+        """
+        if parent.is_ended:
+            raise LedgerError(f"{parent.path} has ended; nothing can start below it")
+        node = parent.node
+        if tool is not None and max_attempts is not None:
+            self._check_attempts(node, name, tool, max_attempts, at)
+        problem = self._why_not(node, name, kind, cap, min_cap, set_aside)
+        if problem is not None:
+            self._record(Refused(at, node.id, problem.code, tool))
+            raise problem
+        carve = None if cap is None else min(cap, node.wallet.free)
+        above = node.deadline
+        if deadline is None or (above is not None and above < deadline):
+            deadline = above
+        lease_id = self._take_id()
+        self._record(
+            Admitted(
+                at,
+                lease_id,
+                node.id,
+                name,
+                kind,
+                self._new_span_id(),
+                deadline,
+                carve,
+                set_aside,
+                tool,
+            )
+        )
+        return Lease(lease_id, self._state.nodes[lease_id])
+
+    def end(self, lease: Lease, outcome: Outcome, at: float) -> None:
+        """End a lease: settle or cancel all it has open, and give everything back.
+
+        Raises:
+            LedgerError: It has ended before, or something below it is alive. Nothing changed.
+        """
+        node = lease.node
+        if lease.is_ended:
+            raise LedgerError(f"the lease of {node.path} has ended before")
+        if node.live_children:
+            raise LedgerError(f"{node.path} still has {node.live_children} children")
+        for ticket_id in list(node.tickets or ()):
+            self.leave(self._tickets[ticket_id], at)
+        for hold_id in list(node.holds or ()):
+            self._end_open_call(self._holds[hold_id], at)
+        lease.is_ended = True
+        gives_back = node.owns_wallet or node.set_aside
+        self._record(Ended(at, node.id, outcome))
+        if gives_back and node.parent is not None:
+            self._rerun_upwards(node.parent.wallet, at)
+
+    def _end_open_call(self, hold: Hold, at: float) -> None:
+        if hold.is_dispatched:
+            self.settle(hold, Ending.BROKEN if hold.is_sent else Ending.NOT_SENT, at)
+        else:
+            self.release(hold, at)
+
+    def _check_attempts(self, node: Node, name: str, tool: str, most: int, at: float) -> None:
+        used = (node.attempts or {}).get(tool, 0)
+        if used < most:
+            return
+        code = "cave_subagent_call_budget"
+        self._record(Refused(at, node.id, code, None))
+        raise self._refusal(
+            code, node, name, node.path, f"calls of {tool}", "1", "0",
+            "Its max_calls is used up for this run; answer with what is known.",
+        )  # fmt: skip
+
+    def _why_not(
+        self, node: Node, name: str, kind: Kind, cap: int | None, min_cap: int | None, aside: int
+    ) -> RefusedError | None:
+        caps, counters = self._state.caps, self._state.counters
+        if kind is Kind.AGENT and node.depth + 1 > caps.max_depth:
+            return self._refusal(
+                "cave_subagent_depth_limit", node, name, "the tree", "levels of subagents",
+                str(node.depth + 1), str(caps.max_depth),
+                "Do this work here instead of delegating it.",
+            )  # fmt: skip
+        if cap is not None or aside:
+            refusal = self._why_no_wallet(node, name, cap, min_cap, aside)
+            if refusal is not None:
+                return refusal
+        if kind is Kind.AGENT:
+            return self._why_no_slot(node, name, caps, counters)
+        if kind is Kind.TOOL and _is_full(caps.max_tool_calls, counters.tool_calls):
+            return self._refusal(
+                "cave_tool_call_budget_exceeded", node, name, "the tree", "tool calls", "1", "0",
+                f"All {caps.max_tool_calls} tool calls of the tree are used.",
+            )  # fmt: skip
+        if kind is Kind.RUN and _is_full(caps.max_runs, counters.runs):
+            return self._refusal(
+                "cave_run_limit", node, name, "the tree", "runs", "1", "0",
+                f"The tree was opened for {caps.max_runs} runs (max_runs).",
+            )  # fmt: skip
+        return None
+
+    def _why_no_slot(
+        self, node: Node, name: str, caps: Caps, counters: Counters
+    ) -> RefusedError | None:
+        # A call that violates both limits counts as an invocation rejection only.
+        if _is_full(caps.max_subagents, counters.admitted):
+            return self._refusal(
+                "cave_subagent_invocation_limit", node, name, "the tree", "subagents", "1", "0",
+                f"All {caps.max_subagents} subagents of the tree were started (max_subagents). "
+                "Go on without delegating.",
+            )  # fmt: skip
+        if _is_full(caps.max_concurrent_subagents, counters.active):
+            return self._refusal(
+                "cave_subagent_concurrency_limit", node, name, "the tree",
+                "concurrent subagents", "1", "0",
+                f"{counters.active} are active (max_concurrent_subagents); try again when one "
+                "has finished.",
+                held_by=self._active_paths(),
+            )  # fmt: skip
+        return None
+
+    def _why_no_wallet(
+        self, node: Node, name: str, cap: int | None, min_cap: int | None, aside: int
+    ) -> RefusedError | None:
+        wallet = node.wallet
+        least = (0 if cap is None else cap if min_cap is None else min_cap) + aside
+        advice = None
+        if wallet.blocked_by() is not None:
+            advice = "That wallet funds nothing any more."
+        elif wallet.queued:
+            advice = f"{wallet.queued} calls are waiting for money on it; they go first."
+        elif wallet.free < least or (cap is not None and wallet.free <= 0):
+            advice = (
+                "Wait until a sibling has finished, ask for less (min_usd / min_tokens), or "
+                "raise the budget."
+            )
+        if advice is None:
+            return None
+        return self._refusal(
+            "cave_subagent_wallet_unavailable", node, name, wallet.path, self._dimension(),
+            self._amount(least), self._amount(wallet.free), advice,
+            held_by=self._holders(wallet),
+        )  # fmt: skip
+
+    # --- funding a call --------------------------------------------------------------------------
+
+    def fund(self, lease: Lease, ask: Ask, at: float) -> Hold | Ticket | Stop:
+        """Hold money for a call, or say how to wait for it, or why there will be none.
+
+        A Hold is granted at once. A Ticket waits: set its ``on_ready``, then read ``outcome``.
+        """
+        assert not lease.is_ended, lease
+        decided = self._decide(lease.node.wallet, ask, is_head=False)
+        if isinstance(decided, int):
+            return self._grant(lease, ask, decided, at, None)
+        if isinstance(decided, Stop):
+            return decided
+        ticket = Ticket(self._take_id(), lease, ask, decided)
+        self._tickets[ticket.id] = ticket
+        self._enqueue(ticket, at)
+        return ticket
+
+    def leave(self, ticket: Ticket, at: float) -> None:
+        """Leave a queue without a trace. No effect on a ticket that was resolved."""
+        if self._tickets.pop(ticket.id, None) is None:
+            return
+        self._dequeue(ticket)
+        self._record(Left(at, ticket.id))
+        # The one behind it may fit where it did not.
+        self._rerun(ticket.wallet, at)
+
+    def dispatch(self, hold: Hold, at: float) -> bool | Stop:
+        """Take a call slot and count the call, right before it is sent.
+
+        Returns:
+            True: send it. False: every slot is taken; ``on_slot`` is called once
+            ``is_dispatched`` or ``stop`` is set. A Stop: the tree has no model calls left; the
+            hold is still there to be released.
+        """
+        stop = self._why_no_call(hold)
+        if stop is not None:
+            return stop
+        caps, counters = self._state.caps, self._state.counters
+        if self._slot_queue or _is_full(caps.max_concurrent_calls, counters.calls_in_flight):
+            self._slot_queue[hold.id] = hold
+            self._record(SlotQueued(at, hold.id))
+            return False
+        hold.is_dispatched = True
+        self._record(Dispatched(at, hold.id))
+        return True
+
+    def settle(
+        self,
+        hold: Hold,
+        ending: Ending,
+        at: float,
+        *,
+        price_of: PriceOf | None = None,
+        answered_by: Price | None = None,
+        note: str | None = None,
+    ) -> Charge:
+        """Charge a dispatched call by how it ended, and give its money and slot back.
+
+        Raises:
+            LedgerError: It was settled or released before. Nothing changed.
+        """
+        if self._holds.pop(hold.id, None) is None:
+            raise LedgerError(f"the hold {hold.id} of {hold.lease.path} was settled before")
+        charge = charge_for(
+            ending,
+            hold.ask,
+            hold.output_tokens,
+            hold.progress,
+            price_of=price_of,
+            answered_by=answered_by,
+        )
+        self._record(Settled(at, hold.id, charge.usd, charge.tokens, charge.basis))
+        hold.lease.recorder.lines.append(_line(hold, charge, note))
+        self._after_charge(hold.lease.node.wallet, at)
+        return charge
+
+    def release(self, hold: Hold, at: float) -> None:
+        """Give back the hold of a call that was never dispatched. No effect on a settled one."""
+        if self._holds.pop(hold.id, None) is None:
+            return
+        assert not hold.is_dispatched, hold
+        self._slot_queue.pop(hold.id, None)
+        self._record(HoldReleased(at, hold.id))
+        self._rerun_upwards(hold.lease.node.wallet, at)
+
+    def _decide(self, wallet: Wallet, ask: Ask, *, is_head: bool) -> int | Wallet | Stop:
+        """The output tokens to fund, the wallet to wait on, or the stop. Changes nothing."""
+        blocked = self._blocked(wallet, ask)
+        if blocked is not None:
+            return blocked
+        may_pass = is_head or not wallet.queued
+        if may_pass and ask.amount(self.unit, ask.output_tokens) <= wallet.free:
+            return ask.output_tokens
+        if ask.wait and (wallet.open_holds or not may_pass):
+            return wallet
+        if ask.clamp and may_pass:
+            output = ask.largest_output(self.unit, wallet.free)
+            if output is not None:
+                return output
+        return self._stop("budget_exhausted", wallet, wallet, ask)
+
+    def _blocked(self, wallet: Wallet, ask: Ask) -> Wallet | Stop | None:
+        over_target: Wallet | None = None
+        up: Wallet | None = wallet
+        while up is not None:
+            if up.is_revoked:
+                return self._stop("wallet_revoked", up, wallet, ask)
+            if up.is_breached:
+                return self._stop("budget_exhausted", up, wallet, ask)
+            if over_target is None and up.is_over_target:
+                over_target = up
+            up = up.parent
+        if over_target is None:
+            return None
+        if over_target.open_holds and ask.wait:
+            return over_target
+        return self._stop("budget_exhausted", over_target, wallet, ask)
+
+    def _grant(
+        self, lease: Lease, ask: Ask, output_tokens: int, at: float, ticket: Ticket | None
+    ) -> Hold:
+        amount = ask.amount(self.unit, output_tokens)
+        hold = Hold(self._take_id(), lease, ask, output_tokens, amount, Progress())
+        self._holds[hold.id] = hold
+        ticket_id = None if ticket is None else ticket.id
+        node = lease.node
+        self._record(Held(at, hold.id, node.id, node.wallet.id, amount, ticket_id))
+        return hold
+
+    def _why_no_call(self, hold: Hold) -> Stop | None:
+        caps, counters = self._state.caps, self._state.counters
+        if not _is_full(caps.max_model_calls, counters.model_calls):
+            return None
+        return Stop(
+            "call_budget_exhausted",
+            self._refusal(
+                "cave_max_model_calls", hold.lease.node, "", "the tree", "model calls", "1", "0",
+                f"All {caps.max_model_calls} model calls of the tree are used (max_model_calls).",
+            ),
+        )  # fmt: skip
+
+    # --- queues ----------------------------------------------------------------------------------
+
+    def _enqueue(self, ticket: Ticket, at: float) -> None:
+        wallet = ticket.wallet
+        self._money_queues.setdefault(wallet.id, {})[ticket.id] = ticket
+        self._record(Queued(at, ticket.id, ticket.lease.id, wallet.id))
+
+    def _dequeue(self, ticket: Ticket) -> None:
+        queue = self._money_queues[ticket.wallet.id]
+        del queue[ticket.id]
+        if not queue:
+            del self._money_queues[ticket.wallet.id]
+
+    def _after_charge(self, wallet: Wallet, at: float) -> None:
+        self._rerun_slots(at)
+        if not self._money_queues:
+            return
+        self._rerun_upwards(wallet, at)
+        up: Wallet | None = wallet
+        while up is not None:
+            if up.is_breached:
+                self._rerun_below(up, at)
+            up = up.parent
+
+    def _rerun_upwards(self, wallet: Wallet, at: float) -> None:
+        up: Wallet | None = wallet
+        while up is not None and self._money_queues:
+            self._rerun(up, at)
+            up = up.parent
+
+    def _rerun_below(self, top: Wallet, at: float) -> None:
+        """Re-run every queue on ``top`` and beneath it. O(wallets that somebody waits on)."""
+        for wallet_id in list(self._money_queues):
+            wallet = self._state.wallets[wallet_id]
+            if any(up is top for up in _upwards(wallet)):
+                self._rerun(wallet, at)
+
+    def _rerun(self, wallet: Wallet, at: float) -> None:
+        """Resolve tickets from the head of a wallet's queue until one has to stay."""
+        while (queue := self._money_queues.get(wallet.id)) is not None:
+            ticket = next(iter(queue.values()))
+            own = ticket.lease.node.wallet
+            decided = self._decide(own, ticket.ask, is_head=own is wallet)
+            if decided is wallet:
+                return
+            self._resolve(ticket, decided, at)
+
+    def _resolve(self, ticket: Ticket, decided: int | Wallet | Stop, at: float) -> None:
+        self._dequeue(ticket)
+        if isinstance(decided, Wallet):
+            # It waited on a ceiling above and now waits on another wallet.
+            self._record(Left(at, ticket.id))
+            ticket.wallet = decided
+            self._enqueue(ticket, at)
+            return
+        del self._tickets[ticket.id]
+        if isinstance(decided, Stop):
+            self._record(Left(at, ticket.id))
+            ticket.outcome = decided
+        else:
+            ticket.outcome = self._grant(ticket.lease, ticket.ask, decided, at, ticket)
+        if ticket.on_ready is not None:
+            ticket.on_ready()
+
+    def _rerun_slots(self, at: float) -> None:
+        caps, counters = self._state.caps, self._state.counters
+        while self._slot_queue:
+            hold = next(iter(self._slot_queue.values()))
+            hold.stop = self._why_no_call(hold)
+            if hold.stop is not None:
+                self._record(SlotLeft(at, hold.id))
+            elif _is_full(caps.max_concurrent_calls, counters.calls_in_flight):
+                return
+            else:
+                hold.is_dispatched = True
+                self._record(Dispatched(at, hold.id))
+            del self._slot_queue[hold.id]
+            if hold.on_slot is not None:
+                hold.on_slot()
+
+    # --- limits that change while running --------------------------------------------------------
+
+    def release_tranche(self, lease: Lease, amount: int, reason: str, at: float) -> None:
+        """Release more of the ceiling of the lease's own wallet.
+
+        Raises:
+            LedgerError: With the contract's code; nothing changed.
+        """
+        wallet = lease.node.wallet
+        if type(amount) is not int or amount <= 0:
+            raise LedgerError(f"{amount!r} cannot be released", code="cave_budget_release_invalid")
+        if not reason.strip():
+            raise LedgerError("say why", code="cave_budget_release_reason_required")
+        if wallet.is_revoked:
+            raise LedgerError(f"{wallet.path} is revoked", code="cave_budget_revoked")
+        if wallet.is_breached:
+            raise LedgerError(f"{wallet.path} is overspent", code="cave_budget_cap_breached")
+        if amount > wallet.max - wallet.released:
+            left = self._amount(wallet.max - wallet.released)
+            raise LedgerError(
+                f"only {left} of {wallet.path} is not released yet",
+                code="cave_budget_release_exceeds_max",
+            )
+        self._record(TrancheReleased(at, wallet.id, amount, reason))
+        self._rerun_below(wallet, at)
+
+    def revoke(self, lease: Lease, reason: str, at: float) -> None:
+        """Close the lease's wallet for good: it and all below it fund nothing any more."""
+        wallet = lease.node.wallet
+        if not wallet.is_revoked:
+            self._record(Revoked(at, wallet.id, reason))
+            self._rerun_below(wallet, at)
+
+    def lower_max(self, lease: Lease, to: int, at: float) -> None:
+        """Lower a ceiling as far as what is committed allows, and further as that comes back."""
+        wallet = lease.node.wallet
+        if type(to) is not int or not 0 <= to <= wallet.max:
+            raise LedgerError(f"{to!r} is not below the ceiling", code="cave_budget_max_invalid")
+        self._record(MaxLowered(at, wallet.id, to))
+        self._rerun_below(wallet, at)
+        self._rerun_upwards(wallet, at)
+
+    def raise_max(self, lease: Lease, to: int, at: float) -> None:
+        """Raise a ceiling; a carved wallet takes the difference from its parent.
+
+        Raises:
+            LedgerError: It is no raise, or the parent has not that much free. Nothing changed.
+        """
+        wallet = lease.node.wallet
+        if type(to) is not int or to < wallet.max:
+            raise LedgerError(f"{to!r} is below the ceiling", code="cave_budget_max_invalid")
+        parent = wallet.parent
+        if parent is not None:
+            more = max(0, to - wallet.settled) - wallet.carve_left
+            if parent.queued or parent.blocked_by() is not None or more > parent.free:
+                raise LedgerError(
+                    f"{parent.path} cannot give {self._amount(more)} more to {wallet.path}",
+                    code="cave_subagent_wallet_unavailable",
+                )
+        self._record(MaxRaised(at, wallet.id, to))
+        self._rerun_below(wallet, at)
+
+    def set_cap(self, name: str, to: int | None, at: float) -> None:
+        """Change one of the tree's ``Caps`` by name. A lowered cap may stay exceeded for a while.
+
+        Raises:
+            LedgerError: There is no such cap, or the value is out of range. Nothing changed.
+        """
+        if name not in attrs.fields_dict(Caps):
+            raise LedgerError(f"there is no cap {name!r}", code="cave_limit_invalid")
+        if to is not None and (type(to) is not int or to < 1):
+            raise LedgerError(f"{name} is at least 1, not {to!r}", code="cave_limit_invalid")
+        self._record(CapChanged(at, name, to))
+        self._rerun_slots(at)
+
+    # --- looking at it ---------------------------------------------------------------------------
+
+    @property
+    def counters(self) -> Counters:
+        """The live counters. Read them; only the ledger changes them."""
+        return self._state.counters
+
+    @property
+    def caps(self) -> Caps:
+        return self._state.caps
+
+    @property
+    def journal(self) -> Journal:
+        return self._journal
+
+    @property
+    def state(self) -> TreeState:
+        """The live state. Read it; only the ledger changes it."""
+        return self._state
+
+    def snapshot(self) -> dict[str, Any]:
+        """What is so right now, by path. USD amounts are Decimals, token amounts ints."""
+        state = self._state
+        return {
+            "unit": self.unit,
+            "nodes": {node.path: self._node_view(node) for node in state.nodes.values()},
+            "wallets": {w.path: self._wallet_view(w) for w in state.wallets.values()},
+            "counters": attrs.asdict(state.counters),
+            "waiters": [self._waiter_view(t, "money") for t in self._tickets.values()]
+            + [
+                {"path": h.lease.path, "waits_for": "call_slot", "on": "the tree"}
+                for h in self._slot_queue.values()
+            ],
+        }
+
+    def check(self) -> None:
+        """Assert every invariant that can be seen from the state (W1 to W4, W7). O(what lives)."""
+        self._state.check()
+        state = self._state
+        assert set(self._holds) == set(state.holds), (self._holds, state.holds)
+        assert set(self._tickets) == set(state.waiting), (self._tickets, state.waiting)
+        queued = [t for q in self._money_queues.values() for t in q]
+        assert sorted(queued) == sorted(self._tickets), self._money_queues
+        assert all(self._money_queues.values()), self._money_queues
+        for hold in self._holds.values():
+            assert hold.is_dispatched == state.holds[hold.id].is_dispatched, hold
+        self._check_nobody_waits_in_vain()
+
+    def check_closed(self) -> None:
+        """Assert W6: nothing but the root is left. O(what lives)."""
+        self.check()
+        state = self._state
+        assert set(state.nodes) == {0}, [n.path for n in state.nodes.values()]
+        assert set(state.wallets) == {0}, [w.path for w in state.wallets.values()]
+        root = state.wallets[0]
+        assert root.held == root.carved == root.set_aside == root.queued == 0, root
+        counters = state.counters
+        assert counters.active == counters.calls_in_flight == 0, counters
+        assert counters.queued_money == counters.queued_slots == 0, counters
+
+    def _check_nobody_waits_in_vain(self) -> None:
+        for wallet_id, queue in self._money_queues.items():
+            head = next(iter(queue.values()))
+            own = head.lease.node.wallet
+            wallet = self._state.wallets[wallet_id]
+            assert self._decide(own, head.ask, is_head=own is wallet) is wallet, head
+        caps, counters = self._state.caps, self._state.counters
+        if self._slot_queue:
+            assert _is_full(caps.max_concurrent_calls, counters.calls_in_flight), counters
+
+    def _node_view(self, node: Node) -> dict[str, Any]:
+        return {
+            "kind": node.kind.value,
+            "wallet": node.wallet.path,
+            "depth": max(0, node.depth),
+            "deadline": node.deadline,
+            "spent": amount_of("usd", node.usd),
+            "tokens": node.tokens,
+            "own_spent": amount_of("usd", node.own_usd),
+            "own_tokens": node.own_tokens,
+            "children": node.live_children,
+            "open_calls": len(node.holds or ()),
+            "waiting": len(node.tickets or ()),
+        }
+
+    def _wallet_view(self, wallet: Wallet) -> dict[str, Any]:
+        columns = ("released", "settled", "held", "carved", "set_aside", "overrun", "free")
+        view: dict[str, Any] = {
+            name: amount_of(self.unit, getattr(wallet, name)) for name in columns
+        }
+        if not wallet.is_bounded:
+            view["released"] = view["free"] = None
+        view["max"] = amount_of(self.unit, wallet.max) if wallet.is_bounded else None
+        view["queued"] = wallet.queued
+        view["open_holds"] = wallet.open_holds
+        view["breached"] = wallet.is_breached
+        view["revoked"] = wallet.is_revoked
+        view["over_target"] = wallet.is_over_target
+        return view
+
+    def _waiter_view(self, ticket: Ticket, what: str) -> dict[str, Any]:
+        return {
+            "path": ticket.lease.path,
+            "waits_for": what,
+            "on": ticket.wallet.path,
+            "asked": amount_of(self.unit, ticket.ask.amount(self.unit, ticket.ask.output_tokens)),
+        }
+
+    # --- saying why ------------------------------------------------------------------------------
+
+    def _stop(self, reason: str, at_wallet: Wallet, own: Wallet, ask: Ask) -> Stop:
+        least = ask.amount(self.unit, min(ask.output_tokens, ask.output_floor_tokens))
+        left = at_wallet.free if at_wallet is own else 0
+        advice = {
+            "wallet_revoked": "That wallet was revoked.",
+        }.get(reason, "Raise the budget, ask for less output, or shorten the history.")
+        code = {"wallet_revoked": "cave_budget_revoked"}.get(reason, "cave_budget_exhausted")
+        refusal = RefusedError(
+            code,
+            node=own.path,
+            at=at_wallet.path,
+            dimension=self._dimension(),
+            asked=f"at least {self._amount(least)}",
+            left=self._amount(left),
+            held_by=self._holders(at_wallet),
+            advice=advice,
+        )
+        return Stop(reason, refusal)
+
+    def _refusal(
+        self,
+        code: str,
+        node: Node,
+        name: str,
+        at: str,
+        dimension: str,
+        asked: str,
+        left: str,
+        advice: str,
+        *,
+        held_by: tuple[str, ...] = (),
+    ) -> RefusedError:
+        return RefusedError(
+            code,
+            node=f"{node.path}/{name}" if name else node.path,
+            at=at,
+            dimension=dimension,
+            asked=asked,
+            left=left,
+            held_by=held_by,
+            advice=advice,
+        )
+
+    def _holders(self, wallet: Wallet) -> tuple[str, ...]:
+        # Three names say enough; a look at all holders would cost more than the refusal.
+        recent = islice(self._holds.values(), 64)
+        holding = (h.lease.path for h in recent if h.lease.node.wallet is wallet)
+        return tuple(islice(holding, 3))
+
+    def _active_paths(self) -> tuple[str, ...]:
+        alive = islice(self._state.nodes.values(), 64)
+        return tuple(islice((n.path for n in alive if n.kind is Kind.AGENT), 3))
+
+    def _dimension(self) -> str:
+        return "USD" if self.unit == "usd" else "tokens"
+
+    def _amount(self, amount: int) -> str:
+        return f"{amount_of(self.unit, amount):f}"
+
+    def _take_id(self) -> int:
+        taken = self._next_id
+        self._next_id = taken + 1
+        return taken
+
+
+def refusal_row(refused: RefusedError) -> Refusal:
+    """What a receipt keeps of a refusal."""
+    return Refusal(code=refused.code, message=str(refused))
+
+
+def _upwards(wallet: Wallet | None) -> Iterator[Wallet]:
+    while wallet is not None:
+        yield wallet
+        wallet = wallet.parent
+
+
+def _is_full(cap: int | None, used: int) -> bool:
+    return cap is not None and used >= cap
+
+
+def _line(hold: Hold, charge: Charge, note: str | None) -> Line:
+    ask = hold.ask
+    answered = hold.progress.model or ask.model
+    return line_for(
+        charge,
+        purpose=ask.purpose,
+        provider=ask.provider,
+        model=answered,
+        asked_model=ask.model if answered != ask.model else None,
+        output_limit=hold.output_tokens,
+        clamped_from=hold.clamped_from,
+        note=note,
+    )

@@ -1,0 +1,179 @@
+"""Every error that leaves Treewarden, as a tree.
+
+    TreewardenError                      has a ``code``, spelled as in the contract
+    ├── UsageError (ValueError)          a definition or option cannot be used; nothing began
+    ├── RefusedError                     the ledger refused; nothing but a counter changed
+    ├── ProtocolError                    bytes of a foreign protocol make no sense
+    ├── ProviderError                    a provider answered with an error
+    │   ├── ProviderInterrupted          … after it had begun to answer
+    │   └── CredentialsError             … because of the key, or there is none
+    ├── ToolFailed                       a tool call ended without a result
+    ├── RunError                         a run failed after it had started; has a receipt
+    │   ├── RunStopped                   … was stopped by a limit, where the caller wants an error
+    │   └── RunCancelled                 … was cancelled
+    ├── SupervisorCancelled              a task was killed from outside before its first step
+    └── LedgerError                      the ledger was used wrongly: a bug in the caller
+
+Each class takes values, keeps them as fields and builds its own text: what was asked, what is
+so, what to do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ._messages import Usage
+    from ._receipts import Receipt
+
+
+class TreewardenError(Exception):
+    """The root of the tree. ``code`` names the kind in the contract's spelling."""
+
+    code: str = "cave_agent_run_failed"
+
+
+class UsageError(TreewardenError, ValueError):
+    """A definition or an option that cannot be used. Nothing was started and nothing was spent."""
+
+    def __init__(self, message: str, *, code: str = "cave_agent_definition_invalid") -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+
+
+class RefusedError(TreewardenError):
+    """The ledger refused. Nothing but the refusal's own counter changed.
+
+    ``node`` asked, ``at`` (itself or an ancestor) said no. ``asked`` and ``left`` are in the unit
+    of ``dimension``; ``held_by`` names who holds the rest.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        *,
+        node: str,
+        at: str,
+        dimension: str,
+        asked: str,
+        left: str,
+        held_by: tuple[str, ...] = (),
+        advice: str,
+    ) -> None:
+        holders = f" (held by {', '.join(held_by)})" if held_by else ""
+        super().__init__(
+            f"{code}: {node} asked for {asked} of {dimension}; "
+            f"{at} has {left} left{holders}. {advice}"
+        )
+        self.code = code
+        self.node, self.at, self.dimension = node, at, dimension
+        self.asked, self.left, self.held_by, self.advice = asked, left, held_by, advice
+
+
+class ProtocolError(TreewardenError):
+    """Bytes that are not what their protocol says they are."""
+
+    code = "cave_provider_usage_incomplete"
+
+
+class ProviderError(TreewardenError):
+    """A provider answered with an error, or could not be reached.
+
+    ``status`` is the HTTP status (None: no answer), ``kind`` the provider's own name for the
+    error. ``usage`` is what the error itself reported. ``retry_after_seconds`` is the provider's
+    wish. ``was_sent`` says whether the request had left: only then can it cost anything.
+    """
+
+    code = "cave_provider_terminal_error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        provider: str,
+        status: int | None = None,
+        kind: str | None = None,
+        usage: Usage | None = None,
+        retry_after_seconds: float | None = None,
+        was_sent: bool = True,
+    ) -> None:
+        what = " ".join(str(x) for x in (status, kind) if x is not None)
+        super().__init__(f"{self.code}: {provider} answered {what or 'nothing'}: {message}")
+        self.message, self.provider, self.status, self.kind = message, provider, status, kind
+        self.usage, self.retry_after_seconds = usage, retry_after_seconds
+        self.was_sent = was_sent
+
+
+class ProviderInterrupted(ProviderError):
+    """The answer broke off after it had begun. What had arrived is kept and charged."""
+
+    code = "provider-interrupted"
+
+
+class CredentialsError(ProviderError):
+    """The provider refused the key, or there is none."""
+
+    code = "cave_provider_credentials"
+
+
+class ToolFailed(TreewardenError):
+    """A tool call that ended without a result of its own: refused, timed out, cancelled."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.message = message
+
+
+class RunError(TreewardenError):
+    """A run failed after it had started. Everything it held was released before this was raised.
+
+    ``receipt`` says what was spent until then; ``text`` is what the agent had written last.
+    """
+
+    def __init__(self, code: str, message: str, receipt: Receipt, *, text: str = "") -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.message = message
+        self.receipt = receipt
+        self.text = text
+
+
+class RunStopped(RunError):
+    """A limit stopped the run before it was complete, and the caller asked for an error."""
+
+
+class RunCancelled(RunError):
+    """The run was cancelled. ``reason`` is what the one who cancelled gave."""
+
+    def __init__(self, reason: str, receipt: Receipt, *, text: str = "") -> None:
+        super().__init__("cave_run_aborted", reason, receipt, text=text)
+        self.reason = reason
+
+
+class SupervisorCancelled(TreewardenError):
+    """A task was cancelled natively before its first step, so its supervisor could not go on.
+
+    Everything below the supervisor was cancelled and charged first.
+    """
+
+    code = "cave_run_aborted"
+
+    def __init__(self, supervisor: str, never_started: tuple[str, ...]) -> None:
+        names = ", ".join(never_started)
+        super().__init__(
+            f"supervisor {supervisor!r} ended: {names} was cancelled from outside before its "
+            "first step. Cancel through run.cancel(reason) or a cancel scope instead of "
+            "task.cancel()."
+        )
+        self.supervisor, self.never_started = supervisor, never_started
+
+
+class LedgerError(TreewardenError):
+    """The ledger was used in a way that only a bug can explain. Its state is as before."""
+
+    def __init__(
+        self, message: str, *, code: str = "cave_budget_reservation_double_settle"
+    ) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code

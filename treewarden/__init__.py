@@ -1,0 +1,26 @@
+"""Run trees of LLM agents inside their limits.
+
+The front door: every public name, loaded on first use. The names live in the parts
+(``treewarden.actors``, ``treewarden.ledgers``, …) and are listed once, here. The type stub
+``typings/treewarden/__init__.pyi`` repeats the list for checkers; a test keeps the two the same.
+"""
+
+from importlib import import_module
+
+_HOME = {
+    "Usage": "protocols",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name == "testing":  # tw.testing.ScriptedModel without an import of its own
+        return import_module("treewarden.testing")
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(_HOME)

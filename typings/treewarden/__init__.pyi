@@ -1,0 +1,1 @@
+from protocols import Usage as Usage
