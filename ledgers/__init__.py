@@ -17,6 +17,10 @@ from ._money import Money as Money
 from ._money import format_usd as format_usd
 from ._money import to_decimal as to_decimal
 from ._money import usd as usd
+from ._price_book import ModelCard as ModelCard
+from ._price_book import PriceBook as PriceBook
+from ._price_book import Snapshot as Snapshot
+from ._price_book import UnknownModel as UnknownModel
 from ._prices import Cost as Cost
 from ._prices import PerMillion as PerMillion
 from ._prices import Price as Price

@@ -21,6 +21,8 @@ class Kind(Enum):
     AGENT = "agent"
     TOOL = "tool"
     COMPACTION = "compaction"
+    # A supervised service of the tree itself: a pool, a relay.
+    SERVICE = "service"
 
 
 class Outcome(Enum):

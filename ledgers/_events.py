@@ -19,6 +19,7 @@ class Opened(NamedTuple):
     max: int
     released: int
     span_id: str
+    deadline: float | None
     caps: Caps
 
 
@@ -119,6 +120,13 @@ class Ended(NamedTuple):
     outcome: Outcome
 
 
+class Restarted(NamedTuple):
+    """A supervised node was started again under the same lease."""
+
+    at: float
+    node: int
+
+
 class TrancheReleased(NamedTuple):
     at: float
     wallet: int
@@ -163,6 +171,7 @@ Event: TypeAlias = (
     | Settled
     | HoldReleased
     | Ended
+    | Restarted
     | TrancheReleased
     | Revoked
     | MaxLowered

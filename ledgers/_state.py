@@ -26,6 +26,7 @@ from ._events import (
     Opened,
     Queued,
     Refused,
+    Restarted,
     Revoked,
     Settled,
     SlotLeft,
@@ -200,7 +201,7 @@ def _opened(state: TreeState, e: Opened) -> None:
     state.unit, state.caps = e.unit, e.caps
     wallet = Wallet(0, "root", None, e.max, e.released)
     state.wallets[0] = wallet
-    state.nodes[0] = Node(0, None, "root", Kind.ROOT, wallet, True, -1, None, e.at, e.span_id)
+    state.nodes[0] = Node(0, None, "root", Kind.ROOT, wallet, True, -1, e.deadline, e.at, e.span_id)
     state.counters.open_spans = 1
 
 
@@ -220,6 +221,9 @@ def _admitted(state: TreeState, e: Admitted) -> None:
         if counters.active > counters.peak:
             counters.peak = counters.active
         if e.tool is not None:
+            # A subagent tool's call is a tool call too; its own calls count beside it.
+            parent.tool_calls += 1
+            counters.tool_calls += 1
             _count_attempt(parent, e.tool)
     elif kind is Kind.TOOL:
         parent.tool_calls += 1
@@ -258,7 +262,8 @@ def _ended(state: TreeState, e: Ended) -> None:
     wallet = node.wallet
     # A lowered ceiling may have eaten part of the reserve already.
     wallet.set_aside -= min(node.set_aside, wallet.set_aside)
-    if node.owns_wallet:
+    if node.owns_wallet and node.parent is not None:
+        # The root's wallet stays to be looked at when the tree is closed.
         wallet.end_carve()
         del state.wallets[wallet.id]
     counters = state.counters
@@ -271,6 +276,11 @@ def _ended(state: TreeState, e: Ended) -> None:
         parent.live_children -= 1
         parent.closed_usd += node.usd
         parent.closed_tokens += node.tokens
+
+
+def _restarted(state: TreeState, e: Restarted) -> None:
+    assert e.node in state.nodes, e
+    state.counters.restarts += 1
 
 
 # --- money -----------------------------------------------------------------------------------
@@ -425,6 +435,7 @@ _APPLY: dict[type, Callable[[TreeState, Any], None]] = {
     Settled: _settled,
     HoldReleased: _hold_released,
     Ended: _ended,
+    Restarted: _restarted,
     TrancheReleased: _tranche_released,
     Revoked: _revoked,
     MaxLowered: _max_lowered,

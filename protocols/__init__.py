@@ -1,5 +1,10 @@
 """Values and wire formats. Bytes in, values out: no sockets, no clock, nothing of ours imported."""
 
+from ._anthropic import AnthropicCodec as AnthropicCodec
+from ._canonical import canonical_json as canonical_json
+from ._canonical import digest as digest
+from ._codec import Codec as Codec
+from ._codec import StreamDecoder as StreamDecoder
 from ._errors import CredentialsError as CredentialsError
 from ._errors import LedgerError as LedgerError
 from ._errors import ProtocolError as ProtocolError
@@ -13,6 +18,17 @@ from ._errors import SupervisorCancelled as SupervisorCancelled
 from ._errors import ToolFailed as ToolFailed
 from ._errors import TreewardenError as TreewardenError
 from ._errors import UsageError as UsageError
+from ._events import CallEnded as CallEnded
+from ._events import CallStarted as CallStarted
+from ._events import RunEnded as RunEnded
+from ._events import RunEvent as RunEvent
+from ._events import RunFailed as RunFailed
+from ._events import RunStarted as RunStarted
+from ._events import SubagentEnded as SubagentEnded
+from ._events import TextWritten as TextWritten
+from ._events import ThoughtWritten as ThoughtWritten
+from ._events import ToolEnded as ToolEnded
+from ._events import ToolStarted as ToolStarted
 from ._messages import JSON as JSON
 from ._messages import BadArguments as BadArguments
 from ._messages import Delta as Delta
@@ -35,6 +51,7 @@ from ._messages import ToolSpec as ToolSpec
 from ._messages import Usage as Usage
 from ._messages import UsageDelta as UsageDelta
 from ._messages import user as user
+from ._openai_chat import OpenAIChatCodec as OpenAIChatCodec
 from ._receipts import CONTRACT_SCHEMA as CONTRACT_SCHEMA
 from ._receipts import OUR_SCHEMA as OUR_SCHEMA
 from ._receipts import Line as Line
@@ -44,3 +61,5 @@ from ._receipts import ToolRow as ToolRow
 from ._receipts import Totals as Totals
 from ._receipts import TrancheRow as TrancheRow
 from ._receipts import total_of as total_of
+from ._sse import ServerSentEvent as ServerSentEvent
+from ._sse import SSEDecoder as SSEDecoder

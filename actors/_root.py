@@ -1,0 +1,346 @@
+"""The root supervisor: one tree, its ledger, and the group all its tasks live in.
+
+A run never lives in a scope that a caller entered. One host task per event loop owns the trees that
+are open on it; a tree's own task owns the group in which every actor of that tree runs. What a
+caller does (``async with``, ``await``, dropping, cancelling) only signals and waits.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.lowlevel
+import attrs
+
+from treewarden.ledgers import Kind, Lease, Outcome, TreeLedger
+from treewarden.protocols import SupervisorCancelled, TreewardenError, UsageError
+
+from ._actor import Actor, StopKind
+from ._clock import Clock, running_backend
+from ._lifecycle import Moment, State, after
+from ._supervisor import Body, frame
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskGroup
+
+
+class RootSupervisor:
+    """Owns one tree. Only its own event loop may use it.
+
+    Not made directly: ``await RootSupervisor.open(ledger, clock)``.
+    """
+
+    def __init__(self, ledger: TreeLedger, clock: Clock) -> None:
+        self.ledger = ledger
+        self.clock = clock
+        # What a cancelled task sees on this backend.
+        self.cancelled_type: type[BaseException] = anyio.get_cancelled_exc_class()
+        # The parent of all top-level runs. It has no task of its own.
+        self.top = Actor(self, ledger.root, None, None, anyio.CancelScope(), State.RUNNING)
+        # Why the tree ended before it was closed, or None.
+        self.failure: TreewardenError | None = None
+        self.is_closing = False
+        self.is_closed = False
+        self._is_on_asyncio = running_backend() == "asyncio"
+        self._thread = threading.get_ident()
+        self._token = anyio.lowlevel.current_token()
+        self._handles: dict[int, anyio.TaskHandle[None]] = {}
+        self._group: TaskGroup | None = None
+        self._close_asked = anyio.Event()
+        self._ready = anyio.Event()
+        self._closed = anyio.Event()
+        self._host: Host | None = None
+
+    # --- opening and closing -----------------------------------------------------------------
+
+    @classmethod
+    async def open(cls, ledger: TreeLedger, clock: Clock) -> RootSupervisor:
+        """Open a tree on the running loop's host."""
+        host = await Host.acquire()
+        root = cls(ledger, clock)
+        root._host = host
+        host.start(root._live)
+        try:
+            await root._ready.wait()
+        except BaseException:
+            root._close_asked.set()
+            raise
+        return root
+
+    async def close(self, reason: str = "the tree was closed") -> None:
+        """Stop everything that is left, and return when all of it has ended.
+
+        Safe to call twice, and from any task of the loop. A cancelled caller leaves the closing to
+        the tree's own task, which goes on with it.
+        """
+        self.is_closing = True
+        for actor in reversed(list((self.top.children or {}).values())):
+            actor.stop(StopKind.CLOSED, reason)
+        self._close_asked.set()
+        await self._closed.wait()
+        host, self._host = self._host, None
+        if host is not None:
+            await host.leave()
+
+    async def _live(self) -> None:
+        """The body of the tree's own task."""
+        try:
+            async with anyio.create_task_group() as group:
+                self._group = group
+                self._ready.set()
+                try:
+                    await self._close_asked.wait()
+                except self.cancelled_type:
+                    # Either the host is going, or the group collapsed under a native cancel.
+                    await self._settle_what_never_started()
+                    raise
+                while self.top.children:
+                    await self.top.wait_for_children()
+        finally:
+            self._shut_books()
+
+    async def _settle_what_never_started(self) -> None:
+        """End the leases of tasks that are gone without a word.
+
+        A task makes its first step in the next turn of the loop, whatever cancels it; what has not
+        made one after two turns was cancelled natively and never will.
+        """
+        self.is_closing = True
+        for _ in range(2):
+            await anyio.lowlevel.cancel_shielded_checkpoint()
+        lost = [a for a in _below(self.top) if a.state is State.ADMITTED]
+        if lost:
+            self.failure = SupervisorCancelled("root", tuple(a.path for a in lost))
+        for actor in reversed(lost):
+            actor.state = after(actor.state, Moment.LOST)
+            self._handles[actor.lease.id].coro.close()
+            self._end(actor)
+
+    def _shut_books(self) -> None:
+        self._group = None
+        self.ledger.end(self.ledger.root, Outcome.OK, self.clock.monotonic())
+        self.top.state = State.ENDED
+        self.is_closed = True
+        self._closed.set()
+
+    # --- actors ------------------------------------------------------------------------------
+
+    def start(
+        self,
+        parent: Actor,
+        name: str,
+        body: Body,
+        *,
+        kind: Kind,
+        on_end: Callable[[Actor], None] | None = None,
+        seconds: float | None = None,
+        cap: int | None = None,
+        min_cap: int | None = None,
+        tool: str | None = None,
+        max_attempts: int | None = None,
+    ) -> Actor:
+        """Admit an actor below ``parent`` and start its task; no await in between.
+
+        Args:
+            on_end: Called synchronously when its lease is given back.
+            seconds: How long it may live at most; the parent's deadline holds where it is earlier.
+            cap, min_cap, tool, max_attempts: See ``TreeLedger.admit``.
+
+        Raises:
+            RefusedError: Nothing was started.
+            UsageError: The tree is closed, or belongs to another loop.
+        """
+        self.require_owner()
+        group = self._group
+        if group is None or self.is_closing or parent.state in (State.STOPPING, State.ENDED):
+            raise UsageError(
+                f"{parent.path} is closing; nothing can start below it.", code="cave_tree_closed"
+            )
+        now = self.clock.monotonic()
+        lease = self.ledger.admit(
+            parent.lease,
+            name,
+            kind=kind,
+            at=now,
+            cap=cap,
+            min_cap=min_cap,
+            deadline=None if seconds is None else now + seconds,
+            tool=tool,
+            max_attempts=max_attempts,
+        )
+        scope = self._scope(lease, parent)
+        actor = Actor(self, lease, parent, body, scope, on_end=on_end)
+        parent.adopt(actor)
+        try:
+            self._handles[lease.id] = group.start_soon(frame, actor, body, name=lease.path)
+        except BaseException:
+            actor.state = after(actor.state, Moment.LOST)
+            self._end(actor)
+            raise
+        return actor
+
+    def _scope(self, lease: Lease, parent: Actor) -> anyio.CancelScope:
+        # Only a deadline of its own needs a timer: an inherited one strikes the ancestor that has
+        # it, and that stops everything below. The top has no task that a timer could strike.
+        deadline = lease.node.deadline
+        is_inherited = parent is not self.top and deadline == parent.lease.node.deadline
+        if deadline is None or is_inherited:
+            return anyio.CancelScope()
+        return anyio.CancelScope(deadline=deadline)
+
+    def see_off(self, actor: Actor, *, raised: BaseException | None = None) -> None:
+        """End an actor whose body is over and whose children are gone. Never awaits."""
+        if actor.state is State.ENDED:
+            return
+        if raised is not None:
+            # The program is ending: what is below cannot be waited for, only be given back.
+            for child in reversed(_below(actor)):
+                child.state = State.ENDED
+                self._end(child)
+        actor.state = after(after(actor.state, Moment.BODY_OVER), Moment.CHILDREN_GONE)
+        self._end(actor)
+
+    def _end(self, actor: Actor) -> None:
+        try:
+            self.ledger.end(actor.lease, actor.outcome, self.clock.monotonic())
+            if actor.on_end is not None:
+                actor.on_end(actor)
+        finally:
+            self._handles.pop(actor.lease.id, None)
+            if actor.parent is not None:
+                actor.parent.lose(actor)
+            actor.mark_ended()
+
+    # --- cancellation that is not ours ---------------------------------------------------------
+
+    @property
+    def is_cancelled_from_outside(self) -> bool:
+        """True when the running task is inside a cancelled scope of the tree or its host."""
+        return anyio.current_effective_deadline() == -math.inf
+
+    def forget_native_cancel(self) -> None:
+        """Take note of a native ``task.cancel()`` so that the task can end in order."""
+        if self._is_on_asyncio:
+            task = sys.modules["asyncio"].current_task()
+            while task.cancelling():
+                task.uncancel()
+
+    def fault(self, actor: Actor, what: str) -> None:
+        """Write down what went wrong beside the outcome."""
+        actor.lease.recorder.faults.append(what)
+
+    # --- who may use it ------------------------------------------------------------------------
+
+    def require_owner(self) -> None:
+        """One tree belongs to one loop.
+
+        Raises:
+            UsageError: This is another thread or another event loop.
+        """
+        if not self.is_own_thread or not self._is_current_loop():
+            raise UsageError(
+                "one tree belongs to one event loop, and this is another thread or loop. Use "
+                "tree.run_from_thread(...) there, or open a tree of its own.",
+                code="cave_tree_foreign_loop",
+            )
+
+    @property
+    def is_own_thread(self) -> bool:
+        return threading.get_ident() == self._thread
+
+    def _is_current_loop(self) -> bool:
+        try:
+            return anyio.lowlevel.current_token() == self._token
+        except anyio.NoEventLoopError:
+            return False
+
+    @property
+    def token(self) -> Any:
+        """The loop's token, to send it a message from a thread."""
+        return self._token
+
+
+def _below(actor: Actor) -> list[Actor]:
+    """Every live actor below, parents before their children, in start order."""
+    found: list[Actor] = []
+    for child in (actor.children or {}).values():
+        found.append(child)
+        found.extend(_below(child))
+    return found
+
+
+@attrs.define(eq=False)
+class Host:
+    """The one task of ours on an event loop: the trees' tasks run in its group.
+
+    It is there while a tree is, so nothing of ours outlives the last tree.
+    """
+
+    _users: int = 0
+    _is_leaving: bool = False
+    _group: TaskGroup | None = None
+    _ready: anyio.Event = attrs.field(factory=anyio.Event)
+    _idle: anyio.Event = attrs.field(factory=anyio.Event)
+    _gone: anyio.Event = attrs.field(factory=anyio.Event)
+    # asyncio keeps only a weak reference to a task.
+    _task: Any = None
+
+    @classmethod
+    async def acquire(cls) -> Host:
+        """This loop's host, started if there is none."""
+        host = _host_of_loop.get(None)
+        if host is None or host._is_leaving:
+            host = cls()
+            _host_of_loop.set(host)
+            host._launch()
+        host._users += 1
+        try:
+            await host._ready.wait()
+        except BaseException:
+            host._let_go()
+            raise
+        return host
+
+    def start(self, body: Callable[[], Any]) -> None:
+        assert self._group is not None, self
+        self._group.start_soon(body)
+
+    async def leave(self) -> None:
+        """Give the host back; the last one to do so sees it go."""
+        self._let_go()
+        if self._is_leaving:
+            await self._gone.wait()
+
+    def _let_go(self) -> None:
+        self._users -= 1
+        if self._users == 0:
+            self._is_leaving = True
+            self._idle.set()
+
+    def _launch(self) -> None:
+        # The only two native task creations of the project: a host belongs to its loop, not to the
+        # task group of whoever came first.
+        if running_backend() == "trio":
+            trio: Any = sys.modules["trio"]
+            self._task = trio.lowlevel.spawn_system_task(self._live, name="treewarden host")
+        else:
+            loop = sys.modules["asyncio"].get_running_loop()
+            self._task = loop.create_task(self._live(), name="treewarden host")
+
+    async def _live(self) -> None:
+        try:
+            async with anyio.create_task_group() as group:
+                self._group = group
+                self._ready.set()
+                await self._idle.wait()
+        finally:
+            self._is_leaving = True
+            self._gone.set()
+
+
+_host_of_loop: anyio.lowlevel.RunVar[Host | None] = anyio.lowlevel.RunVar("treewarden_host")

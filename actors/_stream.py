@@ -1,0 +1,162 @@
+"""A run from outside: read its events, wait for its result, cancel it.
+
+The run never waits for whoever reads it. What was not read yet is kept in a buffer in which texts of
+one actor are merged, so it is bounded by what the run writes, and a reader that sleeps holds nothing
+up.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import anyio
+
+from treewarden.protocols import (
+    RunEnded,
+    RunEvent,
+    RunFailed,
+    TextWritten,
+    ThoughtWritten,
+    TreewardenError,
+    UsageError,
+)
+
+from ._actor import Actor, StopKind
+
+if TYPE_CHECKING:
+    from ._agent import Invocation, Result
+    from ._run import Start
+
+
+class EventBuffer:
+    """Events that were told and not read yet. Only appending and taking, never waiting."""
+
+    def __init__(self) -> None:
+        self._events: deque[RunEvent] = deque()
+        self._news: anyio.Event | None = None
+        self.is_over = False
+
+    def tell(self, event: RunEvent) -> None:
+        last = self._events[-1] if self._events else None
+        if (
+            isinstance(event, (TextWritten, ThoughtWritten))
+            and isinstance(last, type(event))
+            and last.path == event.path
+        ):
+            self._events[-1] = type(event)(event.path, last.text + event.text)
+        else:
+            self._events.append(event)
+        self._wake()
+
+    def finish(self) -> None:
+        self.is_over = True
+        self._wake()
+
+    def take(self) -> RunEvent | None:
+        return self._events.popleft() if self._events else None
+
+    async def wait(self) -> None:
+        self._news = anyio.Event()
+        await self._news.wait()
+
+    def _wake(self) -> None:
+        if self._news is not None:
+            self._news.set()
+
+
+class RunStream:
+    """A run whose events can be read: ``async with tw.stream(...) as run``.
+
+    Leaving the block before the end cancels the run and waits until everything it held is back.
+    The last event is ``RunEnded`` or ``RunFailed``.
+    """
+
+    def __init__(self, start: Start) -> None:
+        self._start = start
+        self._buffer = EventBuffer()
+        self._actor: Actor | None = None
+        self._invocation: Invocation | None = None
+        self._is_told_end = False
+
+    async def __aenter__(self) -> RunStream:
+        if self._actor is not None:
+            raise UsageError("this stream was entered before. Call tw.stream(...) again.")
+        self._actor, self._invocation = await self._start.begin(
+            self._buffer.tell, on_over=self._buffer.finish
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    def __aiter__(self) -> RunStream:
+        return self
+
+    async def __anext__(self) -> RunEvent:
+        self._required().root.require_owner()
+        while (event := self._buffer.take()) is None:
+            if self._is_told_end:
+                raise StopAsyncIteration
+            if self._buffer.is_over:
+                self._is_told_end = True
+                # Not before the tree is closed: a terminal event says that everything is back.
+                await self._start.finish()
+                return self._last_event()
+            await self._buffer.wait()
+        return event
+
+    async def result(self) -> Result:
+        """Wait for the end and return what came of it, whether the events were read or not.
+
+        Raises:
+            RunError: The run failed or was cancelled.
+            SupervisorCancelled: A task of the tree was killed from outside before its first step.
+        """
+        actor = self._required()
+        await actor.wait()
+        await self._start.finish()
+        return self._start.take()
+
+    def cancel(self, reason: str) -> None:
+        """Ask the run and everything below it to end, with a reason that reaches every receipt."""
+        actor = self._required()
+        actor.root.require_owner()
+        actor.stop(StopKind.CANCELLED, reason)
+
+    async def aclose(self) -> None:
+        """End the run if it is still going, and return when everything it held is back.
+
+        Safe to call from any task of the loop, and more than once.
+        """
+        actor = self._required()
+        actor.root.require_owner()
+        actor.stop(StopKind.CANCELLED, "its stream was closed")
+        with anyio.CancelScope(shield=True):
+            await actor.wait()
+            await self._start.finish()
+
+    @property
+    def path(self) -> str:
+        """The run's place in its tree."""
+        return self._required().path
+
+    def _required(self) -> Actor:
+        if self._actor is None:
+            raise UsageError("the stream is not open. Write `async with tw.stream(...) as run:`.")
+        return self._actor
+
+    def _last_event(self) -> RunEvent:
+        assert self._invocation is not None, self
+        try:
+            result = self._start.take()
+        except TreewardenError as error:
+            receipt = self._invocation.receipt
+            return RunFailed(self.path, error.code, str(error), receipt)
+        return RunEnded(self.path, result.stop_reason, result.receipt)

@@ -1,0 +1,111 @@
+"""What a run tells while it goes on. ``path`` says which actor of the tree speaks.
+
+The last event of a run is ``RunEnded`` or ``RunFailed``, and it comes after everything the run held
+was released.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import attrs
+
+from ._receipts import Line, Receipt
+
+
+@attrs.frozen
+class RunStarted:
+    """A run or a subagent began."""
+
+    path: str
+    run_id: str
+    agent_id: str
+
+
+@attrs.frozen
+class CallStarted:
+    """A model request is about to leave, with its money held."""
+
+    path: str
+    model: str
+    output_limit: int
+
+
+@attrs.frozen
+class TextWritten:
+    """The model wrote ``text``. What a slow reader has not read yet is merged into one event."""
+
+    path: str
+    text: str
+
+
+@attrs.frozen
+class ThoughtWritten:
+    path: str
+    text: str
+
+
+@attrs.frozen
+class CallEnded:
+    """A model call was charged."""
+
+    path: str
+    line: Line
+
+
+@attrs.frozen
+class ToolStarted:
+    path: str
+    call_id: str
+    name: str
+
+
+@attrs.frozen
+class ToolEnded:
+    """A tool call has its result. ``is_error``: it failed, or was refused before it started."""
+
+    path: str
+    call_id: str
+    name: str
+    is_error: bool
+
+
+@attrs.frozen
+class SubagentEnded:
+    path: str
+    agent_id: str
+    stop_reason: str
+    receipt: Receipt
+
+
+@attrs.frozen
+class RunEnded:
+    """The run has a result. Everything it held is released."""
+
+    path: str
+    stop_reason: str
+    receipt: Receipt
+
+
+@attrs.frozen
+class RunFailed:
+    """The run failed or was cancelled. Everything it held is released."""
+
+    path: str
+    code: str
+    message: str
+    receipt: Receipt
+
+
+RunEvent: TypeAlias = (
+    RunStarted
+    | CallStarted
+    | TextWritten
+    | ThoughtWritten
+    | CallEnded
+    | ToolStarted
+    | ToolEnded
+    | SubagentEnded
+    | RunEnded
+    | RunFailed
+)

@@ -1,0 +1,762 @@
+"""A second set of books: the ledger's rules written down from their text, as naively as possible.
+
+One rule: nothing is kept that can be summed up anew, and nothing is taken from the ledger but the
+events it wrote. Each event is judged before it is carried out here (was this grant right, was it
+this one's turn, is that the charge?), so a wrong decision is named at the event that made it.
+Everything is O(everything), which is what makes it easy to believe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from enum import Enum
+from typing import Literal, NamedTuple, TypeAlias
+
+import attrs
+
+from treewarden.ledgers import (
+    UNBOUNDED,
+    Ask,
+    Caps,
+    Ending,
+    Event,
+    Kind,
+    Price,
+    TreeLedger,
+    Unit,
+)
+from treewarden.protocols import Usage
+
+Verdict: TypeAlias = "tuple[Literal['hold', 'wait'], int] | tuple[Literal['stop'], str]"
+"""A hold of so many output tokens, a wait on that wallet, or a stop for that reason."""
+
+
+@attrs.frozen
+class Rate:
+    """What a token of each class costs, in 10^-12 USD, and the ledger's own form of the same."""
+
+    input: int
+    output: int
+    cache_read: int
+    cache_write: int
+
+    def price(self) -> Price:
+        def per_million(units: int) -> Decimal:
+            return Decimal(units) / 10**6
+
+        return Price(
+            input=per_million(self.input),
+            output=per_million(self.output),
+            cache_read=per_million(self.cache_read),
+            cache_write=per_million(self.cache_write),
+        )
+
+    def ceiling(self, ask: Ask, output: int) -> int:
+        """The most that a call of this size can cost."""
+        dearest = max(self.input, self.cache_read)
+        if ask.can_write_cache:
+            dearest = max(dearest, self.cache_write)
+        return ask.input_tokens * dearest + output * self.output
+
+    def cost(self, usage: Usage) -> int:
+        """What these tokens cost, without what other models answered inside."""
+        return (
+            usage.input * self.input
+            + usage.output * self.output
+            + usage.cache_read * self.cache_read
+            + usage.cache_write * self.cache_write
+        )
+
+
+class Want(NamedTuple):
+    """What the ledger was just asked to do: only its subject may be acted on without a reason."""
+
+    what: str
+    id: int = -1
+
+
+@attrs.define(eq=False)
+class Call:
+    """A call somewhere between its hold and its charge, as its task knows it."""
+
+    node: int
+    ask: Ask
+    rate: Rate | None
+    output: int
+    amount: int
+    is_dispatched: bool = False
+    is_sent: bool = False
+    usage: Usage | None = None
+    deltas: int = 0
+    bytes: int = 0
+
+
+@attrs.define(eq=False)
+class Account:
+    """One wallet."""
+
+    id: int
+    parent: Account | None
+    max: int
+    released: int
+    charged: int = 0
+    overrun: int = 0
+    set_aside: int = 0
+    is_revoked: bool = False
+    target: int | None = None
+    is_open: bool = True
+
+    @property
+    def carve_left(self) -> int:
+        """What its parent still keeps for it."""
+        return max(0, self.max - self.charged) if self.is_open and self.parent is not None else 0
+
+    @property
+    def is_breached(self) -> bool:
+        return self.charged > self.max
+
+    @property
+    def is_over_target(self) -> bool:
+        return self.target is not None and self.max > self.target
+
+    def upwards(self) -> Iterator[Account]:
+        account: Account | None = self
+        while account is not None:
+            yield account
+            account = account.parent
+
+
+@attrs.define(eq=False)
+class Place:
+    """One node, kept when it has closed."""
+
+    id: int
+    parent: Place | None
+    path: str
+    kind: Kind
+    account: Account
+    depth: int
+    deadline: float | None
+    set_aside: int = 0
+    own_usd: int = 0
+    own_tokens: int = 0
+    model_calls: int = 0
+    tool_calls: int = 0
+    attempts: dict[str, int] = attrs.field(factory=dict[str, int])
+    children: list[Place] = attrs.field(factory=list["Place"])
+    is_open: bool = True
+
+    def total(self, unit: Unit) -> int:
+        own = self.own_usd if unit == "usd" else self.own_tokens
+        return own + sum(child.total(unit) for child in self.children)
+
+    @property
+    def live_children(self) -> int:
+        return sum(child.is_open for child in self.children)
+
+
+@attrs.define(eq=False)
+class Request:
+    """A call that waits for money: what it needs and on which wallet it waits."""
+
+    node: int
+    ask: Ask
+    rate: Rate | None
+    account: Account
+
+
+class Books:
+    """What must be so, from the events alone."""
+
+    def __init__(self, unit: Unit, rates: Mapping[str, Rate]) -> None:
+        self.unit: Unit = unit
+        # By model id, to price an answer by who gave it.
+        self.rates = rates
+        self.caps = Caps()
+        self.places: dict[int, Place] = {}
+        self.accounts: dict[int, Account] = {}
+        self.calls: dict[int, Call] = {}
+        self.requests: dict[int, Request] = {}
+        # Ticket ids per wallet and hold ids, in the order of their arrival.
+        self.queues: dict[int, list[int]] = {}
+        self.slots: list[int] = []
+        # Outcomes of tickets and slot waiters that are not waiting any more.
+        self.verdicts: dict[int, Verdict] = {}
+        self.want = Want("open")
+        self.asking: tuple[Ask, Rate | None] | None = None
+        self.ending: tuple[Ending, str | None] | None = None
+        self.runs = self.admitted = self.peak = self.refusals = 0
+        self.invocation_rejections = self.concurrency_rejections = 0
+        self.model_calls = self.tool_calls = self.peak_calls = 0
+        # For coverage: which verdicts and endings a history has seen.
+        self.seen: set[str] = set()
+
+    # --- what follows from the books -------------------------------------------------------------
+
+    @property
+    def active(self) -> int:
+        return sum(p.is_open and p.kind is Kind.AGENT for p in self.places.values())
+
+    @property
+    def in_flight(self) -> int:
+        return sum(call.is_dispatched for call in self.calls.values())
+
+    def open_places(self) -> list[Place]:
+        return [place for place in self.places.values() if place.is_open]
+
+    def holds_on(self, account: Account) -> list[int]:
+        return [c.amount for c in self.calls.values() if self.places[c.node].account is account]
+
+    def carves_of(self, account: Account) -> list[Account]:
+        return [a for a in self.accounts.values() if a.is_open and a.parent is account]
+
+    def committed(self, account: Account) -> int:
+        carved = sum(child.carve_left for child in self.carves_of(account))
+        return account.charged + sum(self.holds_on(account)) + carved
+
+    def free(self, account: Account) -> int:
+        return max(0, account.released - self.committed(account) - account.set_aside)
+
+    def size(self, ask: Ask, rate: Rate | None, output: int) -> int:
+        if self.unit == "tokens":
+            return ask.input_tokens + output
+        return 0 if rate is None else rate.ceiling(ask, output)
+
+    def ticket_is_due(self, ticket: int) -> bool:
+        """Whether it is the head of the queue it stands in."""
+        return self.queues[self.requests[ticket].account.id][0] == ticket
+
+    def decide(
+        self, place: Place, ask: Ask, rate: Rate | None, *, ticket: int | None = None
+    ) -> Verdict:
+        """Section "Funding a call" and W1b, W7."""
+        account = place.account
+        for up in account.upwards():
+            if up.is_revoked:
+                return "stop", "wallet_revoked"
+            if up.is_breached:
+                return "stop", "budget_exhausted"
+        over = next((up for up in account.upwards() if up.is_over_target), None)
+        if over is not None:
+            if self.holds_on(over) and ask.wait:
+                return "wait", over.id
+            return "stop", "budget_exhausted"
+        queue = self.queues.get(account.id, [])
+        is_first = not queue or queue[0] == ticket
+        if is_first and self.size(ask, rate, ask.output_tokens) <= self.free(account):
+            return "hold", ask.output_tokens
+        if ask.wait and (self.holds_on(account) or not is_first):
+            return "wait", account.id
+        if ask.clamp and is_first:
+            for output in range(ask.output_tokens, ask.output_floor_tokens - 1, -1):
+                if self.size(ask, rate, output) <= self.free(account):
+                    return "hold", output
+        return "stop", "budget_exhausted"
+
+    def why_no_call(self) -> bool:
+        most = self.caps.max_model_calls
+        return most is not None and self.model_calls >= most
+
+    def slots_are_full(self) -> bool:
+        most = self.caps.max_concurrent_calls
+        return most is not None and self.in_flight >= most
+
+    def why_not(
+        self,
+        parent: Place,
+        kind: Kind,
+        *,
+        cap: int | None,
+        min_cap: int | None,
+        set_aside: int,
+        tool: str | None,
+        max_attempts: int | None,
+    ) -> str | None:
+        """The code an admission is refused with, in the order of the agent contract, 3.3."""
+        if tool is not None and max_attempts is not None:
+            if parent.attempts.get(tool, 0) >= max_attempts:
+                return "cave_subagent_call_budget"
+        if kind is Kind.AGENT and parent.depth + 1 > self.caps.max_depth:
+            return "cave_subagent_depth_limit"
+        if cap is not None or set_aside:
+            account = parent.account
+            grant = set_aside if cap is None else min(cap, self.free(account))
+            least = cap if min_cap is None else min_cap
+            if (
+                any(
+                    up.is_revoked or up.is_breached or up.is_over_target for up in account.upwards()
+                )
+                or self.queues.get(account.id)
+                or set_aside > min(grant, self.free(account))
+                or (least is not None and grant < least)
+                or (cap is not None and grant <= 0)
+            ):
+                return "cave_subagent_wallet_unavailable"
+        caps = self.caps
+        if kind is Kind.AGENT:
+            if caps.max_subagents is not None and self.admitted >= caps.max_subagents:
+                return "cave_subagent_invocation_limit"
+            most = caps.max_concurrent_subagents
+            if most is not None and self.active >= most:
+                return "cave_subagent_concurrency_limit"
+        if kind is Kind.TOOL and caps.max_tool_calls is not None:
+            if self.tool_calls >= caps.max_tool_calls:
+                return "cave_tool_call_budget_exceeded"
+        if kind is Kind.RUN and caps.max_runs is not None and self.runs >= caps.max_runs:
+            return "cave_run_limit"
+        return None
+
+    def charge(self, call: Call) -> tuple[int, int, str, tuple[int, int], tuple[int, int]]:
+        """Section 4: USD, tokens, basis, and [low, high] of each."""
+        ending, answered = self._ending_of(call)
+        rate = self.rates[answered] if answered is not None else call.rate
+        usage = call.usage if call.usage is not None and call.usage.problem() is None else None
+        nothing = (0, 0), (0, 0)
+        if ending is Ending.NOT_SENT:
+            return 0, 0, "not_dispatched", *nothing
+        if ending is Ending.PROVIDER_ERROR and call.usage is None and not call.deltas:
+            return 0, 0, "pre_stream_no_usage", *nothing
+        ask, limit = call.ask, call.output
+        hold = 0 if call.rate is None else call.rate.ceiling(ask, limit)
+        hold_tokens = ask.input_tokens + limit
+        is_answer = ending is Ending.FINISHED or (
+            ending is Ending.PROVIDER_ERROR and not call.deltas
+        )
+        if usage is not None and is_answer:
+            usd, is_whole = self._cost(usage, rate)
+            if is_whole or call.rate is None:
+                return usd, usage.total, "provider_reported", (usd, usd), (usage.total,) * 2
+            worst = max(usd, hold)
+            low, tokens = usd, (usage.total, usage.total)
+            return worst, usage.total, "unavailable_worst_case", (low, worst), tokens
+        is_blind = ask.reasons_invisibly or (
+            ask.bills_after_disconnect and ending is not Ending.FINISHED
+        )
+        output = limit if is_blind else max(call.deltas, (call.bytes + 3) // 4)
+        low = low_tokens = 0
+        guess = Usage(input=ask.input_tokens, output=output)
+        if usage is not None:
+            low, low_tokens = self._cost(usage, rate)[0], usage.total
+            guess = attrs.evolve(usage, output=max(usage.output, output))
+        usd, is_whole = self._cost(guess, rate)
+        tokens_ = guess.total
+        if is_blind:
+            usd, tokens_ = max(usd, hold), max(tokens_, hold_tokens)
+        is_unknown = not is_whole and call.rate is not None
+        if is_unknown:
+            usd = max(usd, hold)
+        basis = "unavailable_worst_case" if is_blind or is_unknown else "estimated"
+        return (
+            usd,
+            tokens_,
+            basis,
+            (low, max(hold, usd)),
+            (low_tokens, max(hold_tokens, tokens_)),
+        )
+
+    def _ending_of(self, call: Call) -> tuple[Ending, str | None]:
+        if self.ending is not None:
+            return self.ending
+        return (Ending.BROKEN if call.is_sent else Ending.NOT_SENT), None
+
+    def _cost(self, usage: Usage, rate: Rate | None) -> tuple[int, bool]:
+        """What is known of its cost, and whether that is all of it."""
+        if usage.reported_cost_usd is not None:
+            return int(usage.reported_cost_usd * 10**12), True
+        if rate is None:
+            return 0, False
+        usd, is_whole = rate.cost(usage), True
+        for inner in usage.extra:
+            its_rate = rate if inner.model is None else self.rates.get(inner.model)
+            inner_usd, is_known = self._cost(inner, its_rate)
+            usd += inner_usd
+            is_whole = is_whole and is_known
+        return usd, is_whole
+
+    # --- judging and carrying out one event ------------------------------------------------------
+
+    def see(self, event: Event) -> None:
+        """Assert that this event had to be, then carry it out."""
+        kind = type(event).__name__
+        self.seen.add(kind)
+        handler = getattr(self, f"_see_{kind}")
+        handler(**event._asdict())
+        self._approach_targets()
+
+    def _see_Opened(
+        self, at: float, unit: Unit, max: int, released: int, span_id: str, caps: Caps
+    ) -> None:
+        assert unit == self.unit
+        self.caps = caps
+        self.accounts[0] = Account(0, None, max, released)
+        self.places[0] = Place(0, None, "root", Kind.ROOT, self.accounts[0], -1, None)
+
+    def _see_Admitted(
+        self,
+        at: float,
+        node: int,
+        parent: int,
+        name: str,
+        kind: Kind,
+        span_id: str,
+        deadline: float | None,
+        carve: int | None,
+        set_aside: int,
+        tool: str | None,
+    ) -> None:
+        assert self.want == ("admit", parent), self.want
+        above = self.places[parent]
+        assert above.is_open
+        if tool is not None:
+            above.attempts[tool] = above.attempts.get(tool, 0) + 1
+        account = above.account
+        if carve is not None:
+            assert 0 < carve <= self.free(account), (carve, self.free(account))
+            assert set_aside <= carve, (set_aside, carve)
+            account = Account(node, account, carve, carve)
+        else:
+            # W1: a grant takes from what is free, never from what is overrun.
+            assert not set_aside or set_aside <= self.free(account), (set_aside, account)
+        account.set_aside += set_aside
+        self.accounts[account.id] = account
+        depth = 0 if kind is Kind.RUN else above.depth + (kind is Kind.AGENT)
+        limits = [d for d in (deadline, above.deadline) if d is not None]
+        assert deadline == min(limits, default=None), (deadline, above.deadline)
+        # Only what was admitted has a number: a refusal leaves no gap.
+        path = f"{above.path}/{name}#{len(above.children) + 1}"
+        place = Place(node, above, path, kind, account, depth, deadline, set_aside)
+        above.children.append(place)
+        self.places[node] = place
+        self.runs += kind is Kind.RUN
+        self.admitted += kind is Kind.AGENT
+        self.peak = max(self.peak, self.active)
+        if kind is Kind.TOOL:
+            self.tool_calls += 1
+            above.tool_calls += 1
+
+    def _see_Refused(self, at: float, parent: int, code: str, tool: str | None) -> None:
+        assert self.want == ("admit", parent), self.want
+        self.seen.add(code)
+        if tool is not None:
+            attempts = self.places[parent].attempts
+            attempts[tool] = attempts.get(tool, 0) + 1
+        if code == "cave_subagent_invocation_limit":
+            self.invocation_rejections += 1
+        elif code == "cave_subagent_concurrency_limit":
+            self.concurrency_rejections += 1
+        else:
+            self.refusals += 1
+
+    def _see_Queued(self, at: float, ticket: int, node: int, wallet: int) -> None:
+        if ticket not in self.requests:
+            assert self.want == ("fund", node), self.want
+            assert self.asking is not None
+            self.requests[ticket] = Request(node, *self.asking, self.accounts[wallet])
+        request = self.requests[ticket]
+        verdict = self.decide(self.places[node], request.ask, request.rate)
+        assert verdict == ("wait", wallet), (verdict, wallet)
+        request.account = self.accounts[wallet]
+        self.queues.setdefault(wallet, []).append(ticket)
+        self.seen.add("waits above" if request.account.id != self._own(node) else "waits")
+
+    def _see_Left(self, at: float, ticket: int) -> None:
+        request = self.requests[ticket]
+        if self.want == ("leave", ticket) or self.want == ("end", request.node):
+            self.verdicts.pop(ticket, None)
+            self._unqueue(ticket)
+            del self.requests[ticket]
+            return
+        verdict = self._due(ticket)
+        assert verdict[0] != "hold", verdict
+        assert verdict != ("wait", request.account.id), verdict
+        self._unqueue(ticket)
+        if verdict[0] == "stop":
+            self.verdicts[ticket] = verdict
+            del self.requests[ticket]
+
+    def _see_Held(
+        self, at: float, hold: int, node: int, wallet: int, amount: int, ticket: int | None
+    ) -> None:
+        place = self.places[node]
+        assert place.is_open and wallet == place.account.id
+        if ticket is None:
+            assert self.want == ("fund", node), self.want
+            assert self.asking is not None
+            ask, rate = self.asking
+            verdict = self.decide(place, ask, rate)
+        else:
+            request = self.requests[ticket]
+            assert request.node == node
+            ask, rate = request.ask, request.rate
+            verdict = self._due(ticket)
+            self.verdicts[ticket] = verdict
+            self._unqueue(ticket)
+            del self.requests[ticket]
+        assert verdict[0] == "hold", (verdict, amount)
+        output = verdict[1]
+        assert amount == self.size(ask, rate, output), (amount, output)
+        assert amount <= self.free(place.account), (amount, self.free(place.account))
+        self.seen.add("clamped" if output < ask.output_tokens else "whole")
+        self.calls[hold] = Call(node, ask, rate, output, amount)
+
+    def _due(self, ticket: int) -> Verdict:
+        """The verdict on a ticket whose turn it must be."""
+        assert self.ticket_is_due(ticket), (ticket, self.queues)
+        request = self.requests[ticket]
+        place = self.places[request.node]
+        assert place.is_open
+        return self.decide(place, request.ask, request.rate, ticket=ticket)
+
+    def _unqueue(self, ticket: int) -> None:
+        wallet = self.requests[ticket].account.id
+        self.queues[wallet].remove(ticket)
+        if not self.queues[wallet]:
+            del self.queues[wallet]
+
+    def _own(self, node: int) -> int:
+        return self.places[node].account.id
+
+    def _see_SlotQueued(self, at: float, hold: int) -> None:
+        assert self.want == ("dispatch", hold), self.want
+        assert not self.why_no_call()
+        assert self.slots or self.slots_are_full()
+        self.slots.append(hold)
+
+    def _see_SlotLeft(self, at: float, hold: int) -> None:
+        assert self.slots.pop(0) == hold
+        assert self.why_no_call()
+
+    def _see_Dispatched(self, at: float, hold: int) -> None:
+        assert not self.why_no_call()
+        assert not self.slots_are_full()
+        if self.slots:
+            assert self.slots.pop(0) == hold
+        else:
+            assert self.want == ("dispatch", hold), self.want
+        call = self.calls[hold]
+        assert not call.is_dispatched
+        call.is_dispatched = True
+        self.model_calls += 1
+        self.places[call.node].model_calls += 1
+        self.peak_calls = max(self.peak_calls, self.in_flight)
+
+    def _see_Settled(self, at: float, hold: int, usd: int, tokens: int, basis: str) -> None:
+        call = self.calls[hold]
+        assert self.want in (("settle", hold), ("end", call.node)), self.want
+        assert call.is_dispatched
+        self.seen.add(basis)
+        expected = self.charge(call)
+        assert (usd, tokens, basis) == expected[:3], (usd, tokens, basis, expected)
+        del self.calls[hold]
+        place = self.places[call.node]
+        if basis == "not_dispatched":
+            self.model_calls -= 1
+            place.model_calls -= 1
+        place.own_usd += usd
+        place.own_tokens += tokens
+        amount = usd if self.unit == "usd" else tokens
+        # What covers it: here the hold, at every ancestor what the carve it came through has left.
+        covers = call.amount
+        for account in place.account.upwards():
+            left = account.carve_left
+            account.overrun += amount - min(amount, covers)
+            account.charged += amount
+            covers = left
+        if place.account.is_breached:
+            self.seen.add("breach")
+
+    def _see_HoldReleased(self, at: float, hold: int) -> None:
+        call = self.calls[hold]
+        assert self.want in (("release", hold), ("end", call.node)), self.want
+        assert not call.is_dispatched
+        del self.calls[hold]
+        if hold in self.slots:
+            self.slots.remove(hold)
+
+    def _see_Ended(self, at: float, node: int, outcome: Enum) -> None:
+        assert self.want == ("end", node), self.want
+        place = self.places[node]
+        assert place.is_open and not place.live_children
+        assert not any(call.node == node for call in self.calls.values())
+        assert not any(request.node == node for request in self.requests.values())
+        place.is_open = False
+        account = place.account
+        if account.id == node:
+            account.is_open = False
+        # The rest of its reserve goes back; what a lowered ceiling ate is its loss before others'.
+        asked = sum(p.set_aside for p in self.open_places() if p.account is account)
+        account.set_aside = min(account.set_aside, asked)
+
+    def _see_TrancheReleased(self, at: float, wallet: int, amount: int, reason: str) -> None:
+        assert self.want == ("release_tranche", wallet), self.want
+        self.accounts[wallet].released += amount
+
+    def _see_Revoked(self, at: float, wallet: int, reason: str) -> None:
+        assert self.want == ("revoke", wallet), self.want
+        assert not self.accounts[wallet].is_revoked
+        self.accounts[wallet].is_revoked = True
+
+    def _see_MaxLowered(self, at: float, wallet: int, to: int) -> None:
+        assert self.want == ("lower_max", wallet), self.want
+        self.accounts[wallet].target = to
+
+    def _see_MaxRaised(self, at: float, wallet: int, to: int) -> None:
+        assert self.want == ("raise_max", wallet), self.want
+        account = self.accounts[wallet]
+        if account.parent is not None:
+            more = max(0, to - account.charged) - account.carve_left
+            assert more <= self.free(account.parent), (more, account.parent)
+        if account.released == account.max:
+            account.released = to
+        account.max = to
+        account.target = None
+
+    def _see_CapChanged(self, at: float, name: str, to: int | None) -> None:
+        assert self.want == ("set_cap", 0), self.want
+        self.caps = attrs.evolve(self.caps, **{name: to})  # pyright: ignore[reportArgumentType]
+
+    def _approach_targets(self) -> None:
+        """W1b, until nothing changes any more: a lowered child gives back to its parent."""
+        is_moving = True
+        while is_moving:
+            is_moving = False
+            for account in self.accounts.values():
+                if account.is_open and account.target is not None:
+                    is_moving |= self._approach(account, account.target)
+
+    def _approach(self, account: Account, target: int) -> bool:
+        before = account.max, account.released, account.set_aside, account.target
+        committed = self.committed(account)
+        account.max = min(account.max, max(target, committed))
+        account.released = min(account.released, account.max)
+        account.set_aside = min(account.set_aside, max(0, account.max - committed))
+        if account.max <= target:
+            account.target = None
+        else:
+            self.seen.add("over target")
+        return before != (account.max, account.released, account.set_aside, account.target)
+
+    # --- comparing -------------------------------------------------------------------------------
+
+    def compare(self, ledger: TreeLedger) -> None:
+        """Assert that the ledger's state is what the books say, and that nobody waits in vain."""
+        self._compare_wallets(ledger)
+        self._compare_nodes(ledger)
+        self._compare_counters(ledger)
+        for queue in self.queues.values():
+            request = self.requests[queue[0]]
+            place = self.places[request.node]
+            verdict = self.decide(place, request.ask, request.rate, ticket=queue[0])
+            assert verdict == ("wait", request.account.id), (queue[0], verdict)
+        assert not self.slots or self.slots_are_full()
+
+    def _compare_wallets(self, ledger: TreeLedger) -> None:
+        wallets = ledger.state.wallets
+        assert set(wallets) == {a.id for a in self.accounts.values() if a.is_open}
+        for wallet in wallets.values():
+            account = self.accounts[wallet.id]
+            holds, carves = self.holds_on(account), self.carves_of(account)
+            is_so = {
+                "max": wallet.max,
+                "released": wallet.released,
+                "settled": wallet.settled,
+                "held": wallet.held,
+                "open_holds": wallet.open_holds,
+                "carved": wallet.carved,
+                "live_carves": wallet.live_carves,
+                "set_aside": wallet.set_aside,
+                "overrun": wallet.overrun,
+                "carve_left": wallet.carve_left,
+                "free": wallet.free,
+                "target": wallet.target,
+                "is_revoked": wallet.is_revoked,
+                "is_breached": wallet.is_breached,
+                "is_over_target": wallet.is_over_target,
+                "queued": wallet.queued,
+            }
+            must_be = {
+                "max": account.max,
+                "released": account.released,
+                "settled": account.charged,
+                "held": sum(holds),
+                "open_holds": len(holds),
+                "carved": sum(child.carve_left for child in carves),
+                "live_carves": len(carves),
+                "set_aside": account.set_aside,
+                "overrun": account.overrun,
+                "carve_left": account.carve_left,
+                "free": self.free(account),
+                "target": account.target,
+                "is_revoked": account.is_revoked,
+                "is_breached": account.is_breached,
+                "is_over_target": account.is_over_target,
+                "queued": len(self.queues.get(account.id, ())),
+            }
+            assert is_so == must_be, (wallet.path, _differences(is_so, must_be))
+            if account.max >= UNBOUNDED:
+                assert not wallet.is_bounded
+
+    def _compare_nodes(self, ledger: TreeLedger) -> None:
+        nodes = ledger.state.nodes
+        assert set(nodes) == {place.id for place in self.open_places()}
+        for node in nodes.values():
+            place = self.places[node.id]
+            is_so = {
+                "path": node.path,
+                "kind": node.kind,
+                "wallet": node.wallet.id,
+                "depth": node.depth,
+                "deadline": node.deadline,
+                "own": (node.own_usd, node.own_tokens),
+                "total": (node.usd, node.tokens),
+                "attempts": node.attempts or {},
+                "live_children": node.live_children,
+                "calls": (node.model_calls, node.tool_calls),
+                "holds": list(node.holds or ()),
+            }
+            must_be = {
+                "path": place.path,
+                "kind": place.kind,
+                "wallet": place.account.id,
+                "depth": place.depth,
+                "deadline": place.deadline,
+                "own": (place.own_usd, place.own_tokens),
+                "total": (place.total("usd"), place.total("tokens")),
+                "attempts": place.attempts,
+                "live_children": place.live_children,
+                "calls": (place.model_calls, place.tool_calls),
+                "holds": [i for i, call in self.calls.items() if call.node == place.id],
+            }
+            assert is_so == must_be, (node.path, _differences(is_so, must_be))
+
+    def _compare_counters(self, ledger: TreeLedger) -> None:
+        counters = attrs.asdict(ledger.counters)
+        must_be = {
+            "runs": self.runs,
+            "admitted": self.admitted,
+            "active": self.active,
+            "parked": 0,
+            "peak": self.peak,
+            "released": self.admitted - self.active,
+            "invocation_rejections": self.invocation_rejections,
+            "concurrency_rejections": self.concurrency_rejections,
+            "other_rejections": self.refusals,
+            "model_calls": self.model_calls,
+            "tool_calls": self.tool_calls,
+            "calls_in_flight": self.in_flight,
+            "peak_calls": self.peak_calls,
+            "queued_slots": len(self.slots),
+            "queued_money": len(self.requests),
+            "open_spans": len(self.open_places()),
+            "restarts": 0,
+        }
+        assert counters == must_be, _differences(counters, must_be)
+        assert ledger.caps == self.caps
+
+
+def _differences(
+    is_so: Mapping[str, object], must_be: Mapping[str, object]
+) -> dict[str, tuple[object, object]]:
+    """What is so and what must be, where they differ."""
+    return {k: (is_so[k], must_be[k]) for k in must_be if is_so[k] != must_be[k]}
