@@ -90,7 +90,7 @@ class Budget:
                 f'on_contention is {on_contention!r}. Use "wait" or "stop".',
                 code="cave_option_invalid",
             )
-        self.__attrs_init__(  # pyright: ignore[reportAttributeAccessIssue]
+        self.__attrs_init__(  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
             unit,
             most,
             initial,
@@ -158,7 +158,7 @@ class Limits:
             ),
             max_tool_calls=_count(max_tool_calls, "max_tool_calls", "cave_max_tool_calls_invalid"),
         )
-        self.__attrs_init__(  # pyright: ignore[reportAttributeAccessIssue]
+        self.__attrs_init__(  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
             caps, seconds(deadline, "deadline")
         )
 

@@ -138,9 +138,10 @@ def stream(
     max_subagent_invocations: int | None = None,
     max_concurrent_subagents: int | None = None,
 ) -> RunStream:
-    """Run ``agent`` and read its events: ``async with tw.stream(...) as run: async for event in run``.
+    """Run ``agent`` and read its events.
 
-    The run goes on whether its events are read or not. Arguments and errors are those of ``run``.
+    ``async with tw.stream(...) as run:`` starts it, ``async for event in run:`` reads along. The
+    run goes on whether its events are read or not. Arguments and errors are those of ``run``.
     """
     return RunStream(
         Start(

@@ -10,7 +10,7 @@ import inspect
 import json
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import attrs
 
@@ -146,11 +146,10 @@ def _field(
 def _inline(schema: Any, components: Mapping[str, Any], inside: tuple[str, ...]) -> Any:
     """Put definitions where they are referred to: not every provider follows ``$ref``."""
     if isinstance(schema, list):
-        items: list[Any] = schema
-        return [_inline(item, components, inside) for item in items]
+        return [_inline(item, components, inside) for item in schema]  # pyright: ignore[reportUnknownVariableType]
     if not isinstance(schema, dict):
         return schema
-    fields: dict[str, Any] = schema
+    fields = cast("dict[str, Any]", schema)
     name = str(fields.get("$ref", "")).removeprefix("#/$defs/")
     if name not in components:
         return {key: _inline(part, components, inside) for key, part in fields.items()}

@@ -1,8 +1,8 @@
 """A run from outside: read its events, wait for its result, cancel it.
 
-The run never waits for whoever reads it. What was not read yet is kept in a buffer in which texts of
-one actor are merged, so it is bounded by what the run writes, and a reader that sleeps holds nothing
-up.
+The run never waits for whoever reads it. What was not read yet is kept in a buffer in which texts
+of one actor are merged, so it is bounded by what the run writes, and a reader that sleeps holds
+nothing up.
 """
 
 from __future__ import annotations

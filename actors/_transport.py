@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 # Connecting is quick or broken. How long an answer may take is the business of deadlines.
 _TIMEOUT = httpx.Timeout(600.0, connect=15.0)
 
+_OK = 200
+
 # An error page is read to be quoted, not to be stored.
 _MAX_ERROR_BYTES = 65_536
 
@@ -81,7 +83,7 @@ def _notice_when_sent(sink: Sink) -> Any:
 
 
 async def _read(response: httpx.Response, codec: Codec, provider: str, sink: Sink) -> Reply:
-    if response.status_code != httpx.codes.OK:
+    if response.status_code != _OK:
         content = await _read_some(response)
         raise codec.decode_error(
             response.status_code, dict(response.headers), content, provider=provider

@@ -186,7 +186,7 @@ class Books:
         self.want = Want("open")
         self.asking: tuple[Ask, Rate | None] | None = None
         self.ending: tuple[Ending, str | None] | None = None
-        self.runs = self.admitted = self.peak = self.refusals = 0
+        self.runs = self.admitted = self.peak = self.refusals = self.restarts = 0
         self.invocation_rejections = self.concurrency_rejections = 0
         self.model_calls = self.tool_calls = self.peak_calls = 0
         # For coverage: which verdicts and endings a history has seen.
@@ -279,6 +279,12 @@ class Books:
                 return "cave_subagent_call_budget"
         if kind is Kind.AGENT and parent.depth + 1 > self.caps.max_depth:
             return "cave_subagent_depth_limit"
+        caps = self.caps
+        if kind is Kind.TOOL or tool is not None:
+            if caps.max_tool_calls is not None and self.tool_calls >= caps.max_tool_calls:
+                return "cave_tool_call_budget_exceeded"
+        if kind is Kind.RUN and caps.max_runs is not None and self.runs >= caps.max_runs:
+            return "cave_run_limit"
         if cap is not None or set_aside:
             account = parent.account
             grant = set_aside if cap is None else min(cap, self.free(account))
@@ -293,18 +299,12 @@ class Books:
                 or (cap is not None and grant <= 0)
             ):
                 return "cave_subagent_wallet_unavailable"
-        caps = self.caps
         if kind is Kind.AGENT:
             if caps.max_subagents is not None and self.admitted >= caps.max_subagents:
                 return "cave_subagent_invocation_limit"
             most = caps.max_concurrent_subagents
             if most is not None and self.active >= most:
                 return "cave_subagent_concurrency_limit"
-        if kind is Kind.TOOL and caps.max_tool_calls is not None:
-            if self.tool_calls >= caps.max_tool_calls:
-                return "cave_tool_call_budget_exceeded"
-        if kind is Kind.RUN and caps.max_runs is not None and self.runs >= caps.max_runs:
-            return "cave_run_limit"
         return None
 
     def charge(self, call: Call) -> tuple[int, int, str, tuple[int, int], tuple[int, int]]:
@@ -385,12 +385,19 @@ class Books:
         self._approach_targets()
 
     def _see_Opened(
-        self, at: float, unit: Unit, max: int, released: int, span_id: str, caps: Caps
+        self,
+        at: float,
+        unit: Unit,
+        max: int,
+        released: int,
+        span_id: str,
+        deadline: float | None,
+        caps: Caps,
     ) -> None:
         assert unit == self.unit
         self.caps = caps
         self.accounts[0] = Account(0, None, max, released)
-        self.places[0] = Place(0, None, "root", Kind.ROOT, self.accounts[0], -1, None)
+        self.places[0] = Place(0, None, "root", Kind.ROOT, self.accounts[0], -1, deadline)
 
     def _see_Admitted(
         self,
@@ -431,7 +438,7 @@ class Books:
         self.runs += kind is Kind.RUN
         self.admitted += kind is Kind.AGENT
         self.peak = max(self.peak, self.active)
-        if kind is Kind.TOOL:
+        if kind is Kind.TOOL or tool is not None:
             self.tool_calls += 1
             above.tool_calls += 1
 
@@ -582,11 +589,16 @@ class Books:
         assert not any(request.node == node for request in self.requests.values())
         place.is_open = False
         account = place.account
-        if account.id == node:
+        if account.id == node and node:  # the root's stays to be looked at
             account.is_open = False
         # The rest of its reserve goes back; what a lowered ceiling ate is its loss before others'.
         asked = sum(p.set_aside for p in self.open_places() if p.account is account)
         account.set_aside = min(account.set_aside, asked)
+
+    def _see_Restarted(self, at: float, node: int) -> None:
+        assert self.want == ("restart", node), self.want
+        assert self.places[node].is_open
+        self.restarts += 1
 
     def _see_TrancheReleased(self, at: float, wallet: int, amount: int, reason: str) -> None:
         assert self.want == ("release_tranche", wallet), self.want
@@ -749,7 +761,7 @@ class Books:
             "queued_slots": len(self.slots),
             "queued_money": len(self.requests),
             "open_spans": len(self.open_places()),
-            "restarts": 0,
+            "restarts": self.restarts,
         }
         assert counters == must_be, _differences(counters, must_be)
         assert ledger.caps == self.caps

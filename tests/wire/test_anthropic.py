@@ -129,7 +129,7 @@ def test_a_request_can_write_the_cache_iff_it_says_where() -> None:
     def can_write(**more: Any) -> bool:
         return ANTHROPIC.can_write_cache(ANTHROPIC.encode_head(request(**more)))
 
-    mark = {"cache_control": {"type": "ephemeral"}}
+    mark: dict[str, Any] = {"cache_control": {"type": "ephemeral"}}
     assert not can_write()
     assert not can_write(system='say "cache_control":{}')
     assert can_write(settings=mark)
@@ -219,7 +219,12 @@ def test_a_thought_that_the_limit_cut_off_is_not_sent_back() -> None:
 
 
 def test_blocks_of_the_provider_go_back_word_for_word() -> None:
-    tool_use: dict[str, Any] = {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {}}
+    tool_use: dict[str, Any] = {
+        "type": "server_tool_use",
+        "id": "s1",
+        "name": "web_search",
+        "input": {},
+    }
     result = {"type": "web_search_tool_result", "tool_use_id": "s1", "content": [{"x": 1.5}]}
     message = decoded(
         ANTHROPIC,
@@ -249,7 +254,12 @@ def test_blocks_of_the_provider_go_back_word_for_word() -> None:
 
 
 def test_a_block_of_the_provider_that_is_not_whole_is_not_kept() -> None:
-    tool_use: dict[str, Any] = {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {}}
+    tool_use: dict[str, Any] = {
+        "type": "server_tool_use",
+        "id": "s1",
+        "name": "web_search",
+        "input": {},
+    }
     decoder = fed(ANTHROPIC, started(), *block(0, tool_use)[:-1])
     assert decoder.partial().parts == ()
 

@@ -156,7 +156,7 @@ def test_a_message_without_content_is_still_a_valid_one() -> None:
 
 
 def test_content_of_the_provider_stands_where_it_stood() -> None:
-    image = {"type": "image_url", "image_url": {"url": "data:,"}}
+    image: dict[str, Any] = {"type": "image_url", "image_url": {"url": "data:,"}}
     message = Message("user", (Text("see"), Opaque("openai_chat", image), Text("this")))
     (one,) = written(message)
     assert [part["type"] for part in one["content"]] == ["text", "image_url", "text"]

@@ -145,7 +145,7 @@ def anthropic_request(body: dict[str, Any]) -> ModelRequest:
     ours = all(tool.keys() == {"name", "description", "input_schema"} for tool in tools)
     return ModelRequest(
         model=body["model"],
-        system=plain_system(body.get("system", "")),
+        system=plain_text(body.get("system", "")),
         messages=tuple(anthropic_messages(body["messages"])),
         tools=tuple(
             ToolSpec(
@@ -236,7 +236,7 @@ def plain_anthropic(body: dict[str, Any]) -> dict[str, Any]:
     """Write in one way what may be written in several: a text or a list of one, no or false."""
     plain = {**body, "messages": [plain_message(message) for message in body["messages"]]}
     if "system" in body:
-        plain["system"] = plain_system(body["system"])
+        plain["system"] = plain_text(body["system"])
     if not body.get("stream"):
         plain.pop("stream", None)
     return plain
@@ -255,19 +255,16 @@ def plain_content(content: Any) -> list[dict[str, Any]]:
 def plain_result(block: dict[str, Any]) -> dict[str, Any]:
     plain = dict(block)
     if isinstance(plain["content"], list):
-        (text,) = plain["content"]
-        plain["content"] = text["text"]
+        plain["content"] = plain_text(plain["content"])
     if not plain.get("is_error"):
         plain.pop("is_error", None)
     return plain
 
 
-def plain_system(system: Any) -> str:
-    if isinstance(system, str):
-        return system
-    (text,) = system
-    assert text.keys() == {"type", "text"}
-    return str(text["text"])
+def plain_text(system: Any) -> str:
+    (block,) = plain_content(system)
+    assert block.keys() == {"type", "text"}
+    return str(block["text"])
 
 
 def split_system(messages: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:

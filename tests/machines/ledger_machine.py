@@ -1,0 +1,650 @@
+"""A machine that does to a ``TreeLedger`` whatever can be done to one, in any order.
+
+After every step the ledger's own ``check()`` holds, its state is what the ``Books`` say, and the
+journal folds to it. Subclass ``LedgerMachine`` to run other units or other ledgers through it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from decimal import Decimal
+from functools import partial
+from typing import Any, ClassVar
+
+import attrs
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from treewarden.ledgers import (
+    Ask,
+    Caps,
+    Ending,
+    Event,
+    Hold,
+    Kind,
+    Lease,
+    Outcome,
+    Price,
+    Stop,
+    Ticket,
+    TreeLedger,
+    Unit,
+    fold,
+)
+from treewarden.protocols import LedgerError, RefusedError, Usage
+
+from .books import Account, Books, Call, Place, Rate, Want
+
+RATES = {
+    "cheap": Rate(input=3, output=5, cache_read=1, cache_write=4),
+    "dear": Rate(input=6, output=11, cache_read=2, cache_write=9),
+    "inner": Rate(input=2, output=2, cache_read=1, cache_write=3),
+}
+PRICES = {model: rate.price() for model, rate in RATES.items()}
+
+few = st.integers(0, 7)
+caps_at_first = st.builds(
+    Caps,
+    max_runs=st.none() | st.integers(1, 3),
+    max_depth=st.integers(1, 3),
+    max_subagents=st.none() | st.integers(1, 6),
+    max_concurrent_subagents=st.none() | st.integers(1, 3),
+    max_concurrent_calls=st.none() | st.integers(1, 2),
+    max_model_calls=st.none() | st.integers(1, 8),
+    max_tool_calls=st.none() | st.integers(1, 3),
+)
+asks = st.builds(
+    Ask,
+    input_tokens=st.integers(0, 6),
+    output_tokens=st.integers(1, 12),
+    price=st.none(),
+    can_write_cache=st.booleans(),
+    output_floor_tokens=st.integers(1, 5),
+    clamp=st.booleans(),
+    # Mostly they wait: a queue needs company.
+    wait=st.sampled_from([True, True, True, False]),
+    reasons_invisibly=st.sampled_from([False, False, True]),
+    bills_after_disconnect=st.sampled_from([False, False, True]),
+)
+readable_usages = st.builds(
+    Usage,
+    input=st.integers(0, 6),
+    output=st.integers(0, 14),
+    cache_read=st.integers(0, 3),
+    cache_write=st.integers(0, 3),
+    extra=st.sampled_from(
+        [
+            (),
+            (),
+            (Usage(input=2, output=1),),
+            (Usage(input=2, output=1, model="inner"),),
+            (Usage(input=1, model="nobody knows"),),
+        ]
+    ),
+    reported_cost_usd=st.sampled_from([None, None, None, Decimal("0.000000000007")]),
+)
+unreadable_usages = st.sampled_from([Usage(input=-1), Usage(output=2, reasoning=3)])
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Any order of calls keeps the books balanced; ``Books`` is the model."""
+
+    unit: ClassVar[Unit] = "usd"
+    # Models that a call may ask for; None is one without a price.
+    models: ClassVar[tuple[str | None, ...]] = ("cheap", "dear")
+    # How many events the journal keeps before it may take a snapshot: few, so that it does.
+    keep: ClassVar[int] = 4
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at = 0.0
+        self.books = Books(self.unit, RATES)
+        self.events: list[Event] = []
+        # Leases by node id, all that ever were.
+        self.leases: dict[int, Lease] = {}
+        self.tickets: dict[int, Ticket] = {}
+        self.left: set[int] = set()
+        self.holds: dict[int, Hold] = {}
+        # How often each ticket and slot waiter was told.
+        self.told: dict[int, int] = {}
+        self.slots_told: dict[int, int] = {}
+        # The state after the last step, and whether that step was judged to the end.
+        self.plain: dict[str, Any] = {}
+        self.is_sound = False
+
+    # The ledger to be tried; a subclass may try another.
+    ledger_class: ClassVar[type[TreeLedger]] = TreeLedger
+
+    @initialize(
+        max=st.none() | st.integers(20, 260),
+        staged=st.none() | st.integers(1, 99),
+        deadline=st.none() | st.just(5.0),
+        caps=caps_at_first,
+    )
+    def open(
+        self, max: int | None, staged: int | None, deadline: float | None, caps: Caps
+    ) -> None:
+        initial = None if max is None or staged is None else 1 + max * staged // 100
+        self.ledger = self.ledger_class(
+            unit=self.unit, max=max, initial=initial, deadline=deadline, caps=caps, sink=self.saw
+        )
+        self.ledger.journal._keep = self.keep  # pyright: ignore[reportPrivateUsage]
+        self.leases[0] = self.ledger.root
+
+    def saw(self, event: Event) -> None:
+        """The sink: every event is judged as it happens."""
+        self.events.append(event)
+        self.books.see(event)
+
+    # --- what there is to choose from ------------------------------------------------------------
+
+    @property
+    def places(self) -> list[Place]:
+        return self.books.open_places()
+
+    @property
+    def waiting(self) -> list[Ticket]:
+        return [self.tickets[i] for i in self.books.requests]
+
+    @property
+    def open_holds(self) -> list[Hold]:
+        return [self.holds[i] for i in self.books.calls]
+
+    @property
+    def sent_holds(self) -> list[Hold]:
+        return [h for h in self.open_holds if self.books.calls[h.id].is_dispatched]
+
+    @property
+    def unsent_holds(self) -> list[Hold]:
+        return [h for h in self.open_holds if not self.books.calls[h.id].is_dispatched]
+
+    def place(self, which: int) -> Place:
+        return self.places[which % len(self.places)]
+
+    def now(self, what: str, subject: int = 0) -> float:
+        """Begin a step: say what is wanted, and give it an instant of its own."""
+        self.is_sound = False
+        self.books.want = Want(what, subject)
+        self.books.ending = self.books.asking = None
+        self.at += 1
+        return self.at
+
+    def assert_nothing_changed(self) -> None:
+        assert self.ledger.state.plain() == self.plain
+
+    # --- leases ----------------------------------------------------------------------------------
+
+    @rule(
+        below=few,
+        kind=st.sampled_from([Kind.RUN, Kind.AGENT, Kind.AGENT, Kind.AGENT, Kind.TOOL]),
+        cap=st.none() | st.integers(0, 150),
+        least=st.none() | st.integers(0, 60),
+        set_aside=st.just(0) | st.integers(0, 40),
+        deadline=st.none() | st.integers(1, 9).map(float),
+        attempts=st.none() | st.integers(1, 3),
+    )
+    def admit(
+        self,
+        below: int,
+        kind: Kind,
+        cap: int | None,
+        least: int | None,
+        set_aside: int,
+        deadline: float | None,
+        attempts: int | None,
+    ) -> None:
+        parent = self.place(below)
+        tool = "research" if attempts is not None and kind is Kind.AGENT else None
+        expected = self.books.why_not(
+            parent,
+            kind,
+            cap=cap,
+            min_cap=least,
+            set_aside=set_aside,
+            tool=tool,
+            max_attempts=attempts,
+        )
+        grant = None if cap is None else min(cap, self.books.free(parent.account))
+        at = self.now("admit", parent.id)
+        try:
+            lease = self.ledger.admit(
+                self.leases[parent.id],
+                "x",
+                kind=kind,
+                at=at,
+                cap=cap,
+                min_cap=least,
+                set_aside=set_aside,
+                deadline=deadline,
+                tool=tool,
+                max_attempts=attempts,
+            )
+        except RefusedError as refused:
+            assert refused.code == expected, (refused.code, expected)
+            self.assert_only_counted(parent)
+            self.assert_is_told(refused, parent.path)
+            return
+        assert expected is None, expected
+        if grant is not None:
+            assert lease.node.wallet.max == grant
+        assert lease.node.owns_wallet == (cap is not None)
+        assert lease.node.started_at == at
+        self.leases[lease.id] = lease
+
+    def assert_only_counted(self, parent: Place) -> None:
+        """W5: a refusal moves its own counters and nothing else."""
+
+        def without_counters(plain: dict[str, Any]) -> dict[str, Any]:
+            mine = str(parent.id)
+            node = {**plain["nodes"][mine], "attempts": None}
+            kept = {
+                k: v for k, v in plain["counters"].items() if not k.endswith("_rejections")
+            }
+            nodes = {**plain["nodes"], mine: node}
+            return {**plain, "nodes": nodes, "counters": kept, "events": None}
+
+        assert without_counters(self.ledger.state.plain()) == without_counters(self.plain)
+
+    def assert_is_told(self, refused: RefusedError, path: str) -> None:
+        """A refusal names node, ancestor, dimension, amounts and advice."""
+        assert refused.node.startswith(path)
+        assert refused.at and refused.dimension and refused.asked and refused.left
+        assert refused.advice and refused.advice in str(refused)
+
+    @precondition(lambda self: len(self.leases) > len(self.places))
+    @rule(which=few)
+    def admit_below_what_has_ended(self, which: int) -> None:
+        ended = [lease for i, lease in self.leases.items() if not self.books.places[i].is_open]
+        with pytest.raises(LedgerError, match="has ended"):
+            self.ledger.admit(
+                ended[which % len(ended)], "x", kind=Kind.AGENT, at=self.now("nothing")
+            )
+        self.assert_nothing_changed()
+
+    @precondition(lambda self: any(not p.live_children for p in self.places if p.id))
+    @rule(which=few, outcome=st.sampled_from(Outcome))
+    def end(self, which: int, outcome: Outcome) -> None:
+        leaves = [p for p in self.places if p.id and not p.live_children]
+        self.end_one(leaves[which % len(leaves)], outcome)
+
+    def end_one(self, place: Place, outcome: Outcome) -> None:
+        lease = self.leases[place.id]
+        self.left |= {i for i, r in self.books.requests.items() if r.node == place.id}
+        self.ledger.end(lease, outcome, self.now("end", place.id))
+        assert lease.is_ended
+        assert not place.is_open
+
+    @precondition(lambda self: any(p.live_children for p in self.places))
+    @rule(which=few)
+    def end_what_has_children(self, which: int) -> None:
+        parents = [p for p in self.places if p.live_children]
+        lease = self.leases[parents[which % len(parents)].id]
+        with pytest.raises(LedgerError, match="still has"):
+            self.ledger.end(lease, Outcome.OK, self.now("nothing"))
+        self.assert_nothing_changed()
+
+    @precondition(lambda self: len(self.leases) > len(self.places))
+    @rule(which=few)
+    def end_twice(self, which: int) -> None:
+        ended = [lease for i, lease in self.leases.items() if not self.books.places[i].is_open]
+        with pytest.raises(LedgerError, match="ended before"):
+            self.ledger.end(ended[which % len(ended)], Outcome.OK, self.now("nothing"))
+        self.assert_nothing_changed()
+
+    @rule(which=few)
+    def restart(self, which: int) -> None:
+        place = self.place(which)
+        self.ledger.count_restart(self.leases[place.id], self.now("restart", place.id))
+
+    # --- calls -----------------------------------------------------------------------------------
+
+    @rule(which=few, ask=asks, model=few)
+    def fund(self, which: int, ask: Ask, model: int) -> None:
+        place = self.place(which)
+        name = self.models[model % len(self.models)]
+        rate = None if name is None else RATES[name]
+        ask = attrs.evolve(ask, price=None if name is None else PRICES[name], model=name or "")
+        expected = self.books.decide(place, ask, rate)
+        at = self.now("fund", place.id)
+        self.books.asking = ask, rate
+        got = self.ledger.fund(self.leases[place.id], ask, at)
+        if isinstance(got, Stop):
+            assert ("stop", got.reason) == expected, (got, expected)
+            self.assert_is_told(got.refusal, place.path)
+            self.assert_nothing_changed()
+        elif isinstance(got, Ticket):
+            assert ("wait", got.wallet.id) == expected, (got, expected)
+            self.tickets[got.id] = got
+            self.told[got.id] = 0
+            got.on_ready = partial(self.ready, got)
+        else:
+            assert ("hold", got.output_tokens) == expected, (got, expected)
+            self.holds[got.id] = got
+
+    def ready(self, ticket: Ticket) -> None:
+        """A waiter is told; by then it must be able to read what it got."""
+        assert ticket.outcome is not None
+        assert ticket.id not in self.left
+        self.told[ticket.id] += 1
+        if isinstance(ticket.outcome, Hold):
+            self.holds[ticket.outcome.id] = ticket.outcome
+
+    @precondition(lambda self: self.tickets)
+    @rule(which=few)
+    def leave(self, which: int) -> None:
+        ticket = [*self.waiting, *self.tickets.values()][which % len(self.tickets)]
+        is_waiting = ticket.id in self.books.requests
+        self.ledger.leave(ticket, self.now("leave", ticket.id))
+        if is_waiting:
+            self.left.add(ticket.id)
+        else:
+            self.assert_nothing_changed()
+
+    @precondition(lambda self: any(h.id not in self.books.slots for h in self.unsent_holds))
+    @rule(which=few)
+    def dispatch(self, which: int) -> None:
+        unsent = [h for h in self.unsent_holds if h.id not in self.books.slots]
+        hold = unsent[which % len(unsent)]
+        must_stop = self.books.why_no_call()
+        must_wait = bool(self.books.slots) or self.books.slots_are_full()
+        got = self.ledger.dispatch(hold, self.now("dispatch", hold.id))
+        if must_stop:
+            assert isinstance(got, Stop) and got.reason == "call_budget_exhausted"
+            self.assert_is_told(got.refusal, hold.lease.path)
+            self.assert_nothing_changed()
+        else:
+            assert got is not must_wait
+        if got is False:
+            self.slots_told[hold.id] = 0
+            hold.on_slot = partial(self.got_slot, hold)
+
+    def got_slot(self, hold: Hold) -> None:
+        assert hold.is_dispatched or hold.stop is not None
+        assert not (hold.is_dispatched and hold.stop)
+        self.slots_told[hold.id] += 1
+
+    @precondition(lambda self: self.sent_holds or self.books.slots)
+    @rule(which=few)
+    def dispatch_twice(self, which: int) -> None:
+        asked = [*self.sent_holds, *(self.holds[i] for i in self.books.slots)]
+        with pytest.raises(LedgerError):
+            self.ledger.dispatch(asked[which % len(asked)], self.now("nothing"))
+        self.assert_nothing_changed()
+
+    @precondition(lambda self: self.sent_holds)
+    @rule(
+        which=few,
+        usage=st.none() | readable_usages | unreadable_usages,
+        deltas=st.integers(0, 14),
+        bytes=st.integers(0, 60),
+    )
+    def hear(self, which: int, usage: Usage | None, deltas: int, bytes: int) -> None:
+        """The request leaves, and so much of its answer arrives."""
+        hold = self.sent_holds[which % len(self.sent_holds)]
+        call = self.books.calls[hold.id]
+        self.now("nothing")
+        hold.is_sent = call.is_sent = True
+        if usage is not None or call.usage is None:
+            hold.progress.usage = call.usage = usage
+        call.deltas += deltas
+        call.bytes += bytes if call.deltas else 0
+        hold.progress.deltas, hold.progress.bytes = call.deltas, call.bytes
+
+    @precondition(lambda self: self.sent_holds)
+    @rule(
+        which=few,
+        ending=st.sampled_from(Ending),
+        answered_by=st.sampled_from([None, None, "cheap", "dear"]),
+    )
+    def settle(self, which: int, ending: Ending, answered_by: str | None) -> None:
+        hold = self.sent_holds[which % len(self.sent_holds)]
+        at = self.now("settle", hold.id)
+        self.books.ending = ending, answered_by
+        usd, tokens, basis, usd_bounds, token_bounds = self.books.charge(self.books.calls[hold.id])
+        charge = self.ledger.settle(
+            hold,
+            ending,
+            at,
+            price_of=PRICES.get,
+            answered_by=None if answered_by is None else PRICES[answered_by],
+        )
+        assert (charge.usd, charge.tokens, charge.basis) == (usd, tokens, basis)
+        assert (charge.low_usd, charge.high_usd) == usd_bounds
+        assert (charge.low_tokens, charge.high_tokens) == token_bounds
+        assert charge.low_usd <= charge.usd <= charge.high_usd
+        assert charge.low_tokens <= charge.tokens <= charge.high_tokens
+        line = hold.lease.recorder.lines[-1]
+        assert line.usd == Decimal(usd) / 10**12
+        assert (line.tokens, line.basis) == (tokens, basis)
+        assert line.output_limit == hold.output_tokens
+
+    @precondition(lambda self: len(self.holds) > len(self.open_holds) or self.unsent_holds)
+    @rule(which=few)
+    def settle_what_cannot_be(self, which: int) -> None:
+        """What was settled before, or was never dispatched: an error, and no second charge."""
+        closed = [h for i, h in self.holds.items() if i not in self.books.calls]
+        wrong = [*closed, *self.unsent_holds]
+        with pytest.raises(LedgerError):
+            self.ledger.settle(wrong[which % len(wrong)], Ending.FINISHED, self.now("nothing"))
+        self.assert_nothing_changed()
+
+    @precondition(lambda self: self.sent_holds)
+    @rule(which=few)
+    def settle_with_a_price_list_that_fails(self, which: int) -> None:
+        """Nobody's error may lose a hold: it can be settled after."""
+        hold = self.sent_holds[which % len(self.sent_holds)]
+        kept = hold.progress.usage
+        hold.progress.usage = Usage(input=1, extra=(Usage(input=1, model="other"),))
+
+        def fail(model: str) -> Price:
+            raise OSError(model)
+
+        with pytest.raises(OSError, match="other"):
+            self.ledger.settle(
+                hold,
+                Ending.FINISHED,
+                self.now("nothing"),
+                price_of=fail,
+                answered_by=PRICES["cheap"],
+            )
+        hold.progress.usage = kept
+        self.assert_nothing_changed()
+
+    @precondition(lambda self: self.unsent_holds)
+    @rule(which=few)
+    def release(self, which: int) -> None:
+        hold = self.unsent_holds[which % len(self.unsent_holds)]
+        self.ledger.release(hold, self.now("release", hold.id))
+        assert hold.id not in self.books.calls
+
+    @precondition(lambda self: len(self.holds) > len(self.open_holds))
+    @rule(which=few)
+    def release_what_is_over(self, which: int) -> None:
+        closed = [h for i, h in self.holds.items() if i not in self.books.calls]
+        self.ledger.release(closed[which % len(closed)], self.now("nothing"))
+        self.assert_nothing_changed()
+
+    # --- limits ----------------------------------------------------------------------------------
+
+    def account(self, which: int) -> Account:
+        """A live wallet; the root's is as likely as all others together."""
+        accounts = [a for a in self.books.accounts.values() if a.is_open]
+        return accounts[(which // 2) % len(accounts)] if which % 2 else accounts[0]
+
+    @rule(which=few, amount=st.integers(-1, 60), reason=st.sampled_from(["more", "more", " "]))
+    def release_tranche(self, which: int, amount: int, reason: str) -> None:
+        account = self.account(which)
+        code = None
+        if amount <= 0:
+            code = "cave_budget_release_invalid"
+        elif not reason.strip():
+            code = "cave_budget_release_reason_required"
+        elif account.is_revoked:
+            code = "cave_budget_revoked"
+        elif account.is_breached:
+            code = "cave_budget_cap_breached"
+        elif amount > account.max - account.released:
+            code = "cave_budget_release_exceeds_max"
+        at = self.now("release_tranche", account.id)
+        lease = self.leases[account.id]
+        self.expect(code, lambda: self.ledger.release_tranche(lease, amount, reason, at))
+
+    @rule(which=few, is_meant=st.sampled_from([False, False, True]))
+    def revoke(self, which: int, is_meant: bool) -> None:
+        # Seldom, and seldom the root: nothing much happens in a revoked tree.
+        account = self.account(which if is_meant else 2 * which + 1)
+        if account.id == 0 and not is_meant:
+            return
+        was_revoked = account.is_revoked
+        self.ledger.revoke(self.leases[account.id], "enough", self.now("revoke", account.id))
+        assert account.is_revoked
+        if was_revoked:
+            self.assert_nothing_changed()
+
+    @rule(which=few, to=st.integers(-1, 150))
+    def lower_max(self, which: int, to: int) -> None:
+        account = self.account(which)
+        code = None if 0 <= to <= account.max else "cave_budget_max_invalid"
+        was_breached = account.is_breached
+        at = self.now("lower_max", account.id)
+        lease = self.leases[account.id]
+        self.expect(code, lambda: self.ledger.lower_max(lease, to, at))
+        assert account.is_breached == was_breached
+
+    @rule(which=few, more=st.integers(-1, 60))
+    def raise_max(self, which: int, more: int) -> None:
+        account = self.account(which)
+        to, code = account.max + more, None
+        if more < 0:
+            code = "cave_budget_max_invalid"
+        elif account.parent is not None:
+            above = account.parent
+            needed = max(0, to - account.charged) - account.carve_left
+            is_blocked = any(
+                up.is_revoked or up.is_breached or up.is_over_target for up in above.upwards()
+            )
+            if self.books.queues.get(above.id) or is_blocked or needed > self.books.free(above):
+                code = "cave_subagent_wallet_unavailable"
+        at = self.now("raise_max", account.id)
+        lease = self.leases[account.id]
+        self.expect(code, lambda: self.ledger.raise_max(lease, to, at))
+
+    @rule(
+        name=st.sampled_from([*attrs.fields_dict(Caps), "max_concurrent_calls", "max_wishes"]),
+        to=st.none() | st.integers(0, 5),
+    )
+    def set_cap(self, name: str, to: int | None) -> None:
+        is_lawful = name in attrs.fields_dict(Caps) and to != 0
+        # Depth is never without a limit: a tree that deep is a loop.
+        is_lawful = is_lawful and not (name == "max_depth" and to is None)
+        at = self.now("set_cap", 0)
+        code = None if is_lawful else "cave_limit_invalid"
+        self.expect(code, lambda: self.ledger.set_cap(name, to, at))
+
+    def expect(self, code: str | None, act: Callable[[], None]) -> None:
+        """``act`` is refused with ``code`` and changes nothing, or is not refused at all."""
+        if code is None:
+            act()
+            return
+        with pytest.raises(LedgerError) as raised:
+            act()
+        assert raised.value.code == code, (raised.value.code, code)
+        self.assert_nothing_changed()
+
+    # --- what holds after every step -------------------------------------------------------------
+
+    @invariant()
+    def books_agree(self) -> None:
+        self.ledger.check()
+        self.books.compare(self.ledger)
+        for hold in self.open_holds:
+            call = self.books.calls[hold.id]
+            assert (hold.output_tokens, hold.amount) == (call.output, call.amount), hold
+            assert hold.is_dispatched == call.is_dispatched, hold
+            asked = call.ask.output_tokens
+            assert hold.clamped_from == (asked if call.output < asked else None)
+        self.plain = self.ledger.state.plain()
+        self.is_sound = True
+
+    @invariant()
+    def the_journal_folds_to_the_state(self) -> None:
+        journal = self.ledger.journal
+        # As text: the order of waiters is part of the state, and a snapshot must survive JSON.
+        state = json.dumps(self.plain)
+        base = None if journal.base is None else json.loads(json.dumps(journal.base))
+        assert json.dumps(fold(journal.tail, onto=base).plain()) == state
+        most = max(self.keep, 4 * (len(self.places) + len(self.open_holds))) + 1
+        assert len(journal.tail) <= most + 4
+
+    @invariant()
+    def everyone_is_told_once(self) -> None:
+        for ticket in self.tickets.values():
+            is_over = ticket.outcome is not None
+            assert self.told[ticket.id] == is_over, ticket
+            verdict = self.books.verdicts.get(ticket.id)
+            if isinstance(ticket.outcome, Hold):
+                assert verdict == ("hold", ticket.outcome.output_tokens)
+            elif isinstance(ticket.outcome, Stop):
+                assert verdict == ("stop", ticket.outcome.reason)
+            else:
+                assert (ticket.id in self.left) != (ticket.id in self.books.requests), ticket
+        for hold_id in self.slots_told:
+            if hold_id in self.books.slots:
+                assert self.slots_told[hold_id] == 0
+
+    def teardown(self) -> None:
+        if not self.is_sound:
+            return  # a step has failed; that is the news
+        self.close()
+
+    def close(self) -> None:
+        """End everything, children first: then nothing is left but the root (W6)."""
+        for place in sorted(self.places, key=lambda p: -p.id):
+            if place.id:
+                self.end_one(place, Outcome.CANCELLED)
+                self.books_agree()
+        self.ledger.check()
+        self._empty_root()
+        self.ledger.check_closed()
+        self.end_one(self.books.places[0], Outcome.OK)
+        self.books_agree()
+        self.the_journal_folds_to_the_state()
+        self.everyone_is_told_once()
+        self.ledger.check_closed()
+        assert not self.books.requests and not self.books.calls and not self.books.slots
+
+    def _empty_root(self) -> None:
+        for ticket in self.waiting:
+            if ticket.id in self.books.requests:
+                self.left.add(ticket.id)
+                self.ledger.leave(ticket, self.now("leave", ticket.id))
+        for hold in self.open_holds:
+            call: Call | None = self.books.calls.get(hold.id)
+            if call is None or hold.lease.id != 0:
+                continue
+            if call.is_dispatched:
+                self.ledger.settle(hold, Ending.BROKEN, self._sure_end(hold))
+            else:
+                self.ledger.release(hold, self.now("release", hold.id))
+
+    def _sure_end(self, hold: Hold) -> float:
+        at = self.now("settle", hold.id)
+        self.books.ending = Ending.BROKEN, None
+        return at
+
+
+class UsdMachine(LedgerMachine):
+    unit = "usd"
+
+
+class TokenMachine(LedgerMachine):
+    unit = "tokens"
+    models = ("cheap", None)
