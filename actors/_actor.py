@@ -2,7 +2,7 @@
 
 Two rules. An actor's body never gives anything back: its supervisor does, synchronously, on every
 exit (see _supervisor.py). And an actor is stopped through ``stop()``, which carries a reason to
-everything below it; its scope is only how that reaches the task.
+everything below it; cancelling its task is only how that reaches the code that runs.
 """
 
 from __future__ import annotations
@@ -47,9 +47,12 @@ class Actor:
     parent: Actor | None
     # What its task runs; None for the top of a tree, which has no task.
     body: Any
-    # What cancels the task. Entered at its first step; cancelling it before that is remembered.
-    scope: anyio.CancelScope
+    # The instant at which it is cancelled. None: it has none, or an ancestor's strikes for it.
+    deadline: float | None = None
     state: State = State.ADMITTED
+    # Its task, from right after its admission; None for the top. The handle has the scope that
+    # cancels the task; cancelling it before the first step is remembered.
+    task: anyio.TaskHandle[None] | None = None
     # The first stop that was asked for. Never replaced: the first reason is the true one.
     stop_asked: StopAsked | None = None
     # Set when the body is over.
@@ -82,7 +85,8 @@ class Actor:
             for child in reversed(list(self.children.values())):
                 child.stop(kind, reason)
         self.state = after(self.state, Moment.STOP_ASKED)
-        self.scope.cancel()
+        if self.task is not None:
+            self.task.cancel()
 
     async def wait(self) -> None:
         """Return when the actor has ended and given everything back."""

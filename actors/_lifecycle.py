@@ -12,6 +12,10 @@ from enum import Enum
 class State(Enum):
     """Where an actor is in its life."""
 
+    # Enum hashes a member's name, in Python; a member is the only one of its kind anyway, and the
+    # table below is looked up three times in every actor's life.
+    __hash__ = object.__hash__
+
     ADMITTED = "admitted"  # it has a lease and a task that has not made its first step
     RUNNING = "running"
     STOPPING = "stopping"  # its body is over or asked to end; children may still be alive
@@ -20,6 +24,8 @@ class State(Enum):
 
 class Moment(Enum):
     """What can happen to an actor."""
+
+    __hash__ = object.__hash__
 
     FIRST_STEP = "first_step"
     STOP_ASKED = "stop_asked"
@@ -55,6 +61,6 @@ def after(state: State, moment: Moment) -> State:
     Raises:
         AssertionError: That cannot happen in this state.
     """
-    follows = TRANSITIONS[state]
-    assert moment in follows, f"{moment.value} cannot happen to an actor that is {state.value}"
-    return follows[moment]
+    follows = TRANSITIONS[state].get(moment)
+    assert follows is not None, f"{moment.value} cannot happen to an actor that is {state.value}"
+    return follows

@@ -41,7 +41,7 @@ class RootSupervisor:
         # What a cancelled task sees on this backend.
         self.cancelled_type: type[BaseException] = anyio.get_cancelled_exc_class()
         # The parent of all top-level runs. It has no task of its own.
-        self.top = Actor(self, ledger.root, None, None, anyio.CancelScope(), State.RUNNING)
+        self.top = Actor(self, ledger.root, None, None, state=State.RUNNING)
         # Why the tree ended before it was closed, or None.
         self.failure: TreewardenError | None = None
         self.is_closing = False
@@ -49,7 +49,6 @@ class RootSupervisor:
         self._is_on_asyncio = running_backend() == "asyncio"
         self._thread = threading.get_ident()
         self._token = anyio.lowlevel.current_token()
-        self._handles: dict[int, anyio.TaskHandle[None]] = {}
         self._group: TaskGroup | None = None
         self._close_asked = anyio.Event()
         self._ready = anyio.Event()
@@ -118,7 +117,8 @@ class RootSupervisor:
             self.failure = SupervisorCancelled("root", tuple(a.path for a in lost))
         for actor in reversed(lost):
             actor.state = after(actor.state, Moment.LOST)
-            self._handles[actor.lease.id].coro.close()
+            assert actor.task is not None, actor
+            actor.task.coro.close()
             self._end(actor)
 
     def _shut_books(self) -> None:
@@ -173,25 +173,22 @@ class RootSupervisor:
             tool=tool,
             max_attempts=max_attempts,
         )
-        scope = self._scope(lease, parent)
-        actor = Actor(self, lease, parent, body, scope, on_end=on_end)
+        actor = Actor(self, lease, parent, body, self._own_deadline(lease, parent), on_end=on_end)
         parent.adopt(actor)
         try:
-            self._handles[lease.id] = group.start_soon(frame, actor, body, name=lease.path)
+            actor.task = group.create_task(frame(actor, body), name=lease.node.path)
         except BaseException:
             actor.state = after(actor.state, Moment.LOST)
             self._end(actor)
             raise
         return actor
 
-    def _scope(self, lease: Lease, parent: Actor) -> anyio.CancelScope:
+    def _own_deadline(self, lease: Lease, parent: Actor) -> float | None:
         # Only a deadline of its own needs a timer: an inherited one strikes the ancestor that has
         # it, and that stops everything below. The top has no task that a timer could strike.
         deadline = lease.node.deadline
         is_inherited = parent is not self.top and deadline == parent.lease.node.deadline
-        if deadline is None or is_inherited:
-            return anyio.CancelScope()
-        return anyio.CancelScope(deadline=deadline)
+        return None if is_inherited else deadline
 
     def see_off(self, actor: Actor, *, raised: BaseException | None = None) -> None:
         """End an actor whose body is over and whose children are gone. Never awaits."""
@@ -211,7 +208,6 @@ class RootSupervisor:
             if actor.on_end is not None:
                 actor.on_end(actor)
         finally:
-            self._handles.pop(actor.lease.id, None)
             if actor.parent is not None:
                 actor.parent.lose(actor)
             actor.mark_ended()

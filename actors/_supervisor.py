@@ -33,27 +33,56 @@ async def frame(actor: Actor, body: Body) -> None:
         actor.state = after(actor.state, Moment.FIRST_STEP)
     current_actor.set(actor)
     try:
-        with actor.scope:
+        if actor.deadline is None:
             actor.value = await body(actor)
             actor.outcome = Outcome.OK
+        else:
+            await _run_until(actor.deadline, actor, body)
     except Exception as error:
         actor.outcome, actor.error = Outcome.FAILED, error
     except BaseException as error:
-        actor.outcome = Outcome.CANCELLED
-        if not isinstance(error, actor.root.cancelled_type):
-            # SystemExit and KeyboardInterrupt end the program, but not before the books are shut.
-            actor.error = error
-            actor.root.fault(actor, f"ended by {error!r}")
-            actor.root.see_off(actor, raised=error)
-            raise
-        _note_cancellation_from_outside(actor)
-    else:
-        if actor.scope.cancelled_caught:
-            actor.outcome = Outcome.CANCELLED
-            _note_deadline(actor)
+        _note_cancellation(actor, error)
     if actor.children:
         await _outlive_children(actor)
     actor.root.see_off(actor)
+
+
+async def _run_until(deadline: float, actor: Actor, body: Body) -> None:
+    with anyio.CancelScope(deadline=deadline) as scope:
+        actor.value = await body(actor)
+        actor.outcome = Outcome.OK
+    if scope.cancelled_caught:
+        actor.outcome = Outcome.CANCELLED
+        _note_deadline(actor)
+
+
+def _note_cancellation(actor: Actor, error: BaseException) -> None:
+    """Make an outcome of what is no plain error: mostly a cancellation, perhaps with company.
+
+    Raises:
+        BaseException: The error again, because the program is ending; the books are shut.
+    """
+    rest = _without_cancellation(error, actor.root.cancelled_type)
+    if rest is None:
+        actor.outcome = Outcome.CANCELLED
+        _note_who_cancelled(actor)
+    elif isinstance(rest, Exception):
+        actor.outcome, actor.error = Outcome.FAILED, rest
+    else:
+        # SystemExit and KeyboardInterrupt end the program, but not before the books are shut.
+        actor.outcome, actor.error = Outcome.CANCELLED, error
+        actor.root.fault(actor, f"ended by {error!r}")
+        actor.root.see_off(actor, raised=error)
+        raise error
+
+
+def _without_cancellation(
+    error: BaseException, cancelled: type[BaseException]
+) -> BaseException | None:
+    """What is left of an error when its cancellations are taken out of it."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.split(cancelled)[1]
+    return None if isinstance(error, cancelled) else error
 
 
 def _note_deadline(actor: Actor) -> None:
@@ -62,8 +91,8 @@ def _note_deadline(actor: Actor) -> None:
         actor.stop_asked = StopAsked(StopKind.DEADLINE, "its deadline has passed")
 
 
-def _note_cancellation_from_outside(actor: Actor) -> None:
-    """A cancellation that none of the actor's own scopes asked for ends this actor only."""
+def _note_who_cancelled(actor: Actor) -> None:
+    """A cancellation that nobody asked this actor for ends this actor only."""
     if actor.stop_asked is None:
         if actor.root.is_cancelled_from_outside:
             reason = StopAsked(StopKind.CLOSED, "the tree was cancelled")

@@ -1,1 +1,3 @@
 """The ``treewarden`` command."""
+
+from ._app import main as main

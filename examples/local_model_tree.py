@@ -18,12 +18,10 @@ import os
 import sys
 from typing import Any
 
+from local_model.running import LocalModel, LocalModelNotInstalled
+
 import treewarden as tw
 from treewarden.testing import Reply, ScriptedModel, ScriptedRequest
-
-sys.path.insert(0, os.path.dirname(__file__))
-
-from local_model.running import LocalModel, LocalModelNotInstalled  # noqa: E402
 
 HEIGHTS_M = {"oak": 25, "birch": 20, "spruce": 40, "yew": 15}
 

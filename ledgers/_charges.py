@@ -148,10 +148,11 @@ def charge_for(
         case Ending.FINISHED | Ending.PROVIDER_ERROR if _is_readable(progress.usage):
             assert progress.usage is not None
             if ending is Ending.FINISHED or progress.deltas == 0:
-                return _measured(progress.usage, answered_by or ask.price, price_of)
+                price = answered_by or ask.price
+                return _measured(ask, output_tokens, progress.usage, price, price_of)
         case _:
             pass
-    return _estimated(ending, ask, output_tokens, progress, price_of)
+    return _estimated(ending, ask, output_tokens, progress, answered_by or ask.price, price_of)
 
 
 def _is_readable(usage: Usage | None) -> bool:
@@ -166,34 +167,74 @@ def _nothing(basis: str) -> Charge:
     )  # fmt: skip
 
 
-def _cost(usage: Usage, price: Price | None, price_of: PriceOf | None) -> tuple[Money, bool, bool]:
-    """Cost in USD, whether it is only an upper bound, and whether a price is missing."""
+@attrs.frozen
+class _Cost:
+    """What of a cost is known, in USD."""
+
+    usd: Money
+    is_upper_bound: bool
+    # A part has no known price: of a model that answered, or only of a server-side tool.
+    lacks_model: bool
+    lacks_tool: bool
+
+    @property
+    def is_unpriced(self) -> bool:
+        return self.lacks_model or self.lacks_tool
+
+
+def _cost(usage: Usage, price: Price | None, price_of: PriceOf | None) -> _Cost:
     try:
         cost = measured_cost(price, usage, of_model=price_of)
     except UnpricedModel:
-        return Money(0), False, True
-    return cost.usd, cost.is_upper_bound, bool(cost.unpriced_tools)
+        if not usage.extra:
+            return _Cost(Money(0), False, True, False)
+        # Each answer inside for itself, so that one without a price does not hide the others.
+        parts = [_cost(attrs.evolve(usage, extra=()), price, price_of)]
+        for inner in usage.extra:
+            its_price = price if inner.model in (None, usage.model) else None
+            if its_price is None and inner.model is not None and price_of is not None:
+                its_price = price_of(inner.model)
+            parts.append(_cost(inner, its_price, price_of))
+        return _Cost(
+            Money(sum(part.usd for part in parts)),
+            any(part.is_upper_bound for part in parts),
+            True,
+            any(part.lacks_tool for part in parts),
+        )
+    return _Cost(cost.usd, cost.is_upper_bound, False, bool(cost.unpriced_tools))
 
 
-def _measured(usage: Usage, price: Price | None, price_of: PriceOf | None) -> Charge:
-    usd, is_upper_bound, is_unpriced = _cost(usage, price, price_of)
+def _measured(
+    ask: Ask, output_tokens: int, usage: Usage, price: Price | None, price_of: PriceOf | None
+) -> Charge:
+    cost = _cost(usage, price, price_of)
     tokens = usage.total
+    usd = cost.usd
+    # Unknown is not free: where money was held for it, at least the hold is charged.
+    is_guess = cost.lacks_model and ask.price is not None
+    if is_guess:
+        usd = max(usd, ask.usd(output_tokens))
     return Charge(
         usd=usd,
         tokens=tokens,
-        basis="provider_reported",
-        low_usd=usd,
+        basis="unavailable_worst_case" if is_guess else "provider_reported",
+        low_usd=cost.usd,
         high_usd=usd,
         low_tokens=tokens,
         high_tokens=tokens,
         usage=usage,
-        is_unpriced=is_unpriced,
-        is_upper_bound=is_upper_bound,
+        is_unpriced=cost.is_unpriced,
+        is_upper_bound=cost.is_upper_bound,
     )
 
 
 def _estimated(
-    ending: Ending, ask: Ask, output_tokens: int, progress: Progress, price_of: PriceOf | None
+    ending: Ending,
+    ask: Ask,
+    output_tokens: int,
+    progress: Progress,
+    price: Price | None,
+    price_of: PriceOf | None,
 ) -> Charge:
     reported = progress.usage if _is_readable(progress.usage) else None
     hold_usd, hold_tokens = ask.usd(output_tokens), ask.tokens(output_tokens)
@@ -201,23 +242,26 @@ def _estimated(
         ask.bills_after_disconnect and ending is not Ending.FINISHED
     )
     usage = _likely_usage(ask, output_tokens, progress, reported, is_blind=is_blind)
-    usd, _, is_unpriced = _cost(usage, ask.price, price_of)
-    tokens = usage.total
+    cost = _cost(usage, price, price_of)
+    usd, tokens = cost.usd, usage.total
+    is_guess = cost.lacks_model and ask.price is not None
+    if is_blind or is_guess:
+        usd = max(usd, hold_usd)
     if is_blind:
-        usd, tokens = max(usd, hold_usd), max(tokens, hold_tokens)
+        tokens = max(tokens, hold_tokens)
     low_usd, low_tokens = Money(0), 0
     if reported is not None:
-        low_usd, low_tokens = _cost(reported, ask.price, price_of)[0], reported.total
+        low_usd, low_tokens = _cost(reported, price, price_of).usd, reported.total
     return Charge(
         usd=max(usd, low_usd),
         tokens=max(tokens, low_tokens),
-        basis="unavailable_worst_case" if is_blind else "estimated",
+        basis="unavailable_worst_case" if is_blind or is_guess else "estimated",
         low_usd=low_usd,
         high_usd=max(hold_usd, usd, low_usd),
         low_tokens=low_tokens,
         high_tokens=max(hold_tokens, tokens, low_tokens),
         usage=usage,
-        is_unpriced=is_unpriced,
+        is_unpriced=cost.is_unpriced,
     )
 
 

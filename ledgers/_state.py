@@ -237,7 +237,7 @@ def _admitted(state: TreeState, e: Admitted) -> None:
         own = Wallet(e.node, path, wallet, e.carve, e.carve)
         wallet.carve(own, e.carve)
         state.wallets[e.node] = wallet = own
-    wallet.set_aside += e.set_aside
+    wallet.reserve(e.set_aside)
     state.nodes[e.node] = node = Node(
         e.node, parent, path, kind, wallet, owns, depth, e.deadline, e.at, e.span_id
     )
@@ -260,8 +260,7 @@ def _ended(state: TreeState, e: Ended) -> None:
     node = state.nodes.pop(e.node)
     assert not node.holds and not node.tickets, node
     wallet = node.wallet
-    # A lowered ceiling may have eaten part of the reserve already.
-    wallet.set_aside -= min(node.set_aside, wallet.set_aside)
+    wallet.end_reserve(node.set_aside)
     if node.owns_wallet and node.parent is not None:
         # The root's wallet stays to be looked at when the tree is closed.
         wallet.end_carve()

@@ -11,8 +11,9 @@ runnable; it must not call back into the ledger.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import attrs
@@ -149,10 +150,11 @@ class TreeLedger:
         self._next_id = 1
         self._holds: dict[int, Hold] = {}
         self._tickets: dict[int, Ticket] = {}
-        # Waiting tickets by the wallet they wait on, oldest first. No empty queue stays.
-        self._money_queues: dict[int, dict[int, Ticket]] = {}
+        # Waiting tickets by the wallet they wait on, oldest first. No empty queue stays. Ordered
+        # dicts, because finding the head of a plain one takes longer the more have left before.
+        self._money_queues: dict[int, OrderedDict[int, Ticket]] = {}
         # Holds that wait for a call slot, oldest first.
-        self._slot_queue: dict[int, Hold] = {}
+        self._slot_queue: OrderedDict[int, Hold] = OrderedDict()
         ceiling = UNBOUNDED if max is None else max
         released = ceiling if initial is None else initial
         self._record(Opened(at, unit, ceiling, released, new_span_id(), deadline, caps or Caps()))
@@ -233,7 +235,8 @@ class TreeLedger:
             raise LedgerError(f"the lease of {node.path} has ended before")
         if node.live_children:
             raise LedgerError(f"{node.path} still has {node.live_children} children")
-        for ticket_id in list(node.tickets or ()):
+        # Youngest first: when an older one leaves, the next of this lease would be granted.
+        for ticket_id in reversed(list(node.tickets or ())):
             self.leave(self._tickets[ticket_id], at)
         for hold_id in list(node.holds or ()):
             self._end_open_call(self._holds[hold_id], at)
@@ -310,13 +313,16 @@ class TreeLedger:
         if cap is None and not aside:
             return None
         wallet = node.wallet
-        least = (0 if cap is None else cap if min_cap is None else min_cap) + aside
+        # The reserve is set aside on the wallet that the node draws on: inside a carve of its own.
+        least = max(aside, 0 if cap is None else max(1, cap if min_cap is None else min_cap))
         advice = None
         if wallet.blocked_by() is not None:
             advice = "That wallet funds nothing any more."
         elif wallet.queued:
             advice = f"{wallet.queued} calls are waiting for money on it; they go first."
-        elif wallet.free < least or (cap is not None and wallet.free <= 0):
+        elif cap is not None and cap < least:
+            advice = f"It may have at most {self._amount(cap)}; raise its cap."
+        elif wallet.free < least:
             advice = (
                 "Wait until a sibling has finished, ask for less (min_usd / min_tokens), or "
                 "raise the budget."
@@ -337,7 +343,7 @@ class TreeLedger:
         A Hold is granted at once. A Ticket waits: set its ``on_ready``, then read ``outcome``.
         """
         assert not lease.is_ended, lease
-        decided = self._decide(lease.node.wallet, ask, is_head=False)
+        decided = self._decide(lease.node, ask, is_head=False)
         if isinstance(decided, int):
             return self._grant(lease, ask, decided, at, None)
         if isinstance(decided, Stop):
@@ -363,7 +369,12 @@ class TreeLedger:
             True: send it. False: every slot is taken; ``on_slot`` is called once
             ``is_dispatched`` or ``stop`` is set. A Stop: the tree has no model calls left; the
             hold is still there to be released.
+
+        Raises:
+            LedgerError: It is dispatched, waits for a slot, or is over. Nothing changed.
         """
+        if hold.is_dispatched or hold.id in self._slot_queue or hold.id not in self._holds:
+            raise LedgerError(f"the hold {hold.id} of {hold.lease.path} was dispatched before")
         stop = self._why_no_call(hold)
         if stop is not None:
             return stop
@@ -389,10 +400,15 @@ class TreeLedger:
         """Charge a dispatched call by how it ended, and give its money and slot back.
 
         Raises:
-            LedgerError: It was settled or released before. Nothing changed.
+            LedgerError: It was settled or released before, or never dispatched. Nothing changed.
         """
-        if self._holds.pop(hold.id, None) is None:
+        if hold.id not in self._holds:
             raise LedgerError(f"the hold {hold.id} of {hold.lease.path} was settled before")
+        if not hold.is_dispatched:
+            raise LedgerError(
+                f"the hold {hold.id} of {hold.lease.path} was never dispatched; release it"
+            )
+        # Before anything changes, because this asks a price list that is not ours.
         charge = charge_for(
             ending,
             hold.ask,
@@ -401,6 +417,7 @@ class TreeLedger:
             price_of=price_of,
             answered_by=answered_by,
         )
+        del self._holds[hold.id]
         self._record(Settled(at, hold.id, charge.usd, charge.tokens, charge.basis))
         hold.lease.recorder.lines.append(_line(hold, charge, note))
         self._after_charge(hold.lease.node.wallet, at)
@@ -408,16 +425,18 @@ class TreeLedger:
 
     def release(self, hold: Hold, at: float) -> None:
         """Give back the hold of a call that was never dispatched. No effect on a settled one."""
-        if self._holds.pop(hold.id, None) is None:
+        if hold.id not in self._holds:
             return
         assert not hold.is_dispatched, hold
+        del self._holds[hold.id]
         self._slot_queue.pop(hold.id, None)
         self._record(HoldReleased(at, hold.id))
         self._rerun_upwards(hold.lease.node.wallet, at)
 
-    def _decide(self, wallet: Wallet, ask: Ask, *, is_head: bool) -> int | Wallet | Stop:
+    def _decide(self, node: Node, ask: Ask, *, is_head: bool) -> int | Wallet | Stop:
         """The output tokens to fund, the wallet to wait on, or the stop. Changes nothing."""
-        blocked = self._blocked(wallet, ask)
+        wallet = node.wallet
+        blocked = self._blocked(node, ask)
         if blocked is not None:
             return blocked
         may_pass = is_head or not wallet.queued
@@ -429,16 +448,16 @@ class TreeLedger:
             output = ask.largest_output(self.unit, wallet.free)
             if output is not None:
                 return output
-        return self._stop("budget_exhausted", wallet, wallet, ask)
+        return self._stop("budget_exhausted", wallet, node, ask)
 
-    def _blocked(self, wallet: Wallet, ask: Ask) -> Wallet | Stop | None:
+    def _blocked(self, node: Node, ask: Ask) -> Wallet | Stop | None:
         over_target: Wallet | None = None
-        up: Wallet | None = wallet
+        up: Wallet | None = node.wallet
         while up is not None:
             if up.is_revoked:
-                return self._stop("wallet_revoked", up, wallet, ask)
+                return self._stop("wallet_revoked", up, node, ask)
             if up.is_breached:
-                return self._stop("budget_exhausted", up, wallet, ask)
+                return self._stop("budget_exhausted", up, node, ask)
             if over_target is None and up.is_over_target:
                 over_target = up
             up = up.parent
@@ -446,7 +465,7 @@ class TreeLedger:
             return None
         if over_target.open_holds and ask.wait:
             return over_target
-        return self._stop("budget_exhausted", over_target, wallet, ask)
+        return self._stop("budget_exhausted", over_target, node, ask)
 
     def _grant(
         self, lease: Lease, ask: Ask, output_tokens: int, at: float, ticket: Ticket | None
@@ -475,7 +494,7 @@ class TreeLedger:
 
     def _enqueue(self, ticket: Ticket, at: float) -> None:
         wallet = ticket.wallet
-        self._money_queues.setdefault(wallet.id, {})[ticket.id] = ticket
+        self._money_queues.setdefault(wallet.id, OrderedDict())[ticket.id] = ticket
         self._record(Queued(at, ticket.id, ticket.lease.id, wallet.id))
 
     def _dequeue(self, ticket: Ticket) -> None:
@@ -512,8 +531,8 @@ class TreeLedger:
         """Resolve tickets from the head of a wallet's queue until one has to stay."""
         while (queue := self._money_queues.get(wallet.id)) is not None:
             ticket = next(iter(queue.values()))
-            own = ticket.lease.node.wallet
-            decided = self._decide(own, ticket.ask, is_head=own is wallet)
+            node = ticket.lease.node
+            decided = self._decide(node, ticket.ask, is_head=node.wallet is wallet)
             if decided is wallet:
                 return
             self._resolve(ticket, decided, at)
@@ -621,6 +640,8 @@ class TreeLedger:
         """
         if name not in attrs.fields_dict(Caps):
             raise LedgerError(f"there is no cap {name!r}", code="cave_limit_invalid")
+        if to is None and name == "max_depth":
+            raise LedgerError("max_depth is always a number", code="cave_limit_invalid")
         if to is not None and (type(to) is not int or to < 1):
             raise LedgerError(f"{name} is at least 1, not {to!r}", code="cave_limit_invalid")
         self._record(CapChanged(at, name, to))
@@ -672,6 +693,9 @@ class TreeLedger:
         assert all(self._money_queues.values()), self._money_queues
         for hold in self._holds.values():
             assert hold.is_dispatched == state.holds[hold.id].is_dispatched, hold
+        waiting = {i for i, hold in state.holds.items() if hold.waits_for_slot}
+        assert set(self._slot_queue) == waiting, (self._slot_queue, waiting)
+        assert state.counters.queued_slots == len(waiting), state.counters
         self._check_nobody_waits_in_vain()
 
     def check_closed(self) -> None:
@@ -689,9 +713,9 @@ class TreeLedger:
     def _check_nobody_waits_in_vain(self) -> None:
         for wallet_id, queue in self._money_queues.items():
             head = next(iter(queue.values()))
-            own = head.lease.node.wallet
+            node = head.lease.node
             wallet = self._state.wallets[wallet_id]
-            assert self._decide(own, head.ask, is_head=own is wallet) is wallet, head
+            assert self._decide(node, head.ask, is_head=node.wallet is wallet) is wallet, head
         caps, counters = self._state.caps, self._state.counters
         if self._slot_queue:
             assert _is_full(caps.max_concurrent_calls, counters.calls_in_flight), counters
@@ -736,16 +760,18 @@ class TreeLedger:
 
     # --- saying why ------------------------------------------------------------------------------
 
-    def _stop(self, reason: str, at_wallet: Wallet, own: Wallet, ask: Ask) -> Stop:
-        least = ask.amount(self.unit, min(ask.output_tokens, ask.output_floor_tokens))
-        left = at_wallet.free if at_wallet is own else 0
+    def _stop(self, reason: str, at_wallet: Wallet, node: Node, ask: Ask) -> Stop:
+        may_shrink_to = ask.output_floor_tokens if ask.clamp else ask.output_tokens
+        least = ask.amount(self.unit, min(ask.output_tokens, may_shrink_to))
+        # A wallet that funds nothing has nothing left, whatever its columns say.
+        left = at_wallet.free if at_wallet.blocked_by() is None else 0
         advice = {
             "wallet_revoked": "That wallet was revoked.",
         }.get(reason, "Raise the budget, ask for less output, or shorten the history.")
         code = {"wallet_revoked": "cave_budget_revoked"}.get(reason, "cave_budget_exhausted")
         refusal = RefusedError(
             code,
-            node=own.path,
+            node=node.path,
             at=at_wallet.path,
             dimension=self._dimension(),
             asked=f"at least {self._amount(least)}",
@@ -781,9 +807,13 @@ class TreeLedger:
 
     def _holders(self, wallet: Wallet) -> tuple[str, ...]:
         # Three names say enough; a look at all holders would cost more than the refusal.
-        recent = islice(self._holds.values(), 64)
-        holding = (h.lease.path for h in recent if h.lease.node.wallet is wallet)
-        return tuple(islice(holding, 3))
+        calls = islice(reversed(self._holds.values()), 64)
+        carves = islice(reversed(self._state.wallets.values()), 64)
+        holding = chain(
+            (h.lease.path for h in calls if h.lease.node.wallet is wallet and h.amount),
+            (w.path for w in carves if w.parent is wallet and w.carve_left),
+        )
+        return tuple(islice(dict.fromkeys(holding), 3))
 
     def _active_paths(self) -> tuple[str, ...]:
         alive = islice(self._state.nodes.values(), 64)

@@ -42,6 +42,8 @@ class Wallet:
     carved: int = 0
     # Finalisation reserves of live nodes that draw on this wallet.
     set_aside: int = 0
+    # What those nodes asked for. Above set_aside where a lowered ceiling ate from it.
+    reserves: int = 0
     # What was charged beyond the hold or carve it came through. Only grows.
     overrun: int = 0
     # What the parent's `carved` still has for this wallet. 0 for the root.
@@ -155,6 +157,19 @@ class Wallet:
         if parent.target is not None:
             parent._approach_target()
 
+    def reserve(self, amount: int) -> None:
+        self.set_aside += amount
+        self.reserves += amount
+
+    def end_reserve(self, amount: int) -> None:
+        """Give back what a node set aside.
+
+        What a lowered ceiling ate counts as the loss of whoever ends first, so that no live node
+        loses its reserve to one that has ended.
+        """
+        self.reserves -= amount
+        self.set_aside = min(self.set_aside, self.reserves)
+
     # --- limits that change while running --------------------------------------------------------
 
     def release(self, amount: int) -> None:
@@ -208,6 +223,7 @@ class Wallet:
         for column in ("settled", "held", "carved", "set_aside", "overrun", "carve_left"):
             assert getattr(self, column) >= 0, (column, self)
         assert self.released <= self.max, self
+        assert self.set_aside <= self.reserves, self
         # W1: only a charge that its hold or carve did not cover may pass what was released.
         assert self.committed + self.set_aside <= self.released + self.overrun, self
         assert (self.open_holds == 0) <= (self.held == 0), self

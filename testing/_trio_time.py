@@ -1,8 +1,7 @@
 """Virtual time on trio: a clock that sees the run's polls. Imported only where trio runs.
 
-Trio's own MockClock is not enough. It reaches a deadline by adding a difference, so that it can
-miss it by a rounding; it spins when no timer is set, so that a deadlock is a busy one; and it races
-past the deadline around a working thread.
+Trio's own MockClock is not enough: it jumps past the deadline around a working thread, it spins
+where no timer is set, and it cannot tell a deadlock.
 """
 
 # This module is where the insides of trio are known, and nowhere else; the type of them is written

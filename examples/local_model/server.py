@@ -17,6 +17,7 @@ is gone. So start it with a pipe as stdin, or from a terminal, and not with ``</
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import json
 import os
@@ -59,10 +60,10 @@ def start(port: int, *, slots: int, context_tokens: int) -> Server:
     ``slots`` requests are worked on at once, each with ``context_tokens`` for itself.
     """
     try:
-        import xllamacpp  # type: ignore[import-not-found, unused-ignore]
+        llama = importlib.import_module("xllamacpp")  # by name, because it has no types
     except ImportError:
         raise SystemExit("llama.cpp is not installed. Run: pip install xllamacpp") from None
-    params = xllamacpp.CommonParams()
+    params = llama.CommonParams()
     params.model.path = str(weights())
     params.model_alias = {MODEL}
     params.offline = True
@@ -74,7 +75,7 @@ def start(port: int, *, slots: int, context_tokens: int) -> Server:
     # A request occupies one of these until its last byte is sent; one more answers /health.
     params.n_threads_http = slots + 1
     params.use_jinja, params.chat_template = True, TEMPLATE.read_text(encoding="utf-8")
-    server: Server = xllamacpp.Server(params)
+    server: Server = llama.Server(params)
     return server
 
 

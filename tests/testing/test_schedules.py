@@ -271,6 +271,43 @@ def test_a_done_callback_runs_before_whoever_awaits_the_task_in_every_order() ->
     run_seeded(scenario, seeds=SEEDS, backends=["asyncio"], order_of=tuple)
 
 
+def test_callbacks_keep_the_order_they_were_scheduled_in() -> None:
+    async def scenario() -> tuple[str, ...]:
+        seen: list[str] = []
+        loop = asyncio.get_running_loop()
+
+        async def step(name: str) -> None:
+            seen.append(name)
+            loop.call_soon(seen.append, name.upper())
+            await asyncio.sleep(0)
+            assert name.upper() in seen, "a step overtook a callback scheduled before it"
+
+        for number in range(5):
+            loop.call_soon(seen.append, str(number))
+        await asyncio.gather(*map(step, "abcdef"))
+        callbacks = [name for name in seen if not name.islower()]
+        steps = [name for name in seen if name.islower()]
+        assert callbacks == [*"01234", *map(str.upper, steps)]
+        return tuple(steps)
+
+    seen = run_seeded(scenario, seeds=SEEDS, backends=["asyncio"], order_of=tuple)
+    assert seen.distinct["asyncio"] >= 100
+
+
+def test_timers_due_at_one_instant_fire_in_many_orders_and_others_in_theirs() -> None:
+    async def scenario() -> tuple[int, ...]:
+        fired: list[int] = []
+        loop = asyncio.get_running_loop()
+        for number in range(12):
+            loop.call_at(number // 6 + 1, fired.append, number)
+        await asyncio.sleep(3)
+        assert sorted(fired[:6]) == [0, 1, 2, 3, 4, 5]
+        return tuple(fired)
+
+    seen = run_seeded(scenario, seeds=SEEDS, backends=["asyncio"], order_of=tuple)
+    assert seen.distinct["asyncio"] >= 100
+
+
 def test_sockets_work_in_every_order() -> None:
     async def scenario() -> tuple[bytes, ...]:
         seen: list[bytes] = []

@@ -1,0 +1,253 @@
+"""Tables: receipts as a tree of nodes, and the trials of a stress test.
+
+Numbers of a column have the same number of decimals and are exact, so a reader can add them up.
+Everything that is shown goes through ``plain`` and ``Text``: nothing in a receipt is markup.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from decimal import Decimal
+from itertools import chain
+from typing import TYPE_CHECKING, TypeVar
+
+import attrs
+from rich.table import Table
+from rich.text import Text
+
+from treewarden.protocols import Receipt, Totals
+
+from ._errors import plain
+
+if TYPE_CHECKING:
+    from ._trial import Trial
+
+T = TypeVar("T")
+
+_GOOD, _LIMITED, _BAD, _FAINT = "green", "yellow", "red", "dim"
+
+# --- trees as lines -------------------------------------------------------------------------------
+
+
+def with_guides(root: T, below: Callable[[T], Sequence[T]]) -> Iterator[tuple[str, T]]:
+    """``root`` and everything below it, each with the lines that show where it hangs."""
+    yield "", root
+    yield from _hanging(root, below, "")
+
+
+def _hanging(item: T, below: Callable[[T], Sequence[T]], prefix: str) -> Iterator[tuple[str, T]]:
+    children = below(item)
+    for at, child in enumerate(children, 1):
+        is_last = at == len(children)
+        yield prefix + ("└─ " if is_last else "├─ "), child
+        yield from _hanging(child, below, prefix + ("   " if is_last else "│  "))
+
+
+def last_name(path: str) -> str:
+    """``research#2`` of ``root/support#1/research#2``."""
+    return plain(path.rpartition("/")[2])
+
+
+# --- numbers --------------------------------------------------------------------------------------
+
+
+def aligned(amounts: Iterable[Decimal]) -> list[str]:
+    """The amounts with as many decimals as the longest needs, at least two."""
+    amounts = list(amounts)
+    most = max((_decimals(amount) for amount in amounts), default=0)
+    return [f"{amount:.{max(2, most)}f}" for amount in amounts]
+
+
+def _decimals(amount: Decimal) -> int:
+    exponent = amount.normalize().as_tuple().exponent
+    return -exponent if isinstance(exponent, int) and exponent < 0 else 0
+
+
+def short_usd(amount: Decimal) -> str:
+    """Dollars as somebody reads them who watches: rounded, and never 0 for what is not."""
+    if amount and abs(amount) < Decimal("0.0001"):
+        return "<$0.0001"
+    return f"${amount:.4f}" if abs(amount) < 1 else f"${amount:.2f}"
+
+
+def ended_style(stop_reason: str) -> str:
+    match stop_reason:
+        case "complete":
+            return _GOOD
+        case "failed" | "cancelled" | "refusal":
+            return _BAD
+        case _:
+            return _LIMITED
+
+
+# --- receipts -------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class _ReceiptRow:
+    """A line of the table: one node, or several that there was no room for."""
+
+    name: str
+    # What the node's own calls cost; with all below them where it stands for several.
+    sum: Totals
+    max: Decimal | None = None
+    ended: str = ""
+    below: tuple[_ReceiptRow, ...] = ()
+
+
+def receipt_table(receipt: Receipt, *, most_rows: int | None = None) -> Table:
+    """Who spent what: a row per node, and their sum.
+
+    Args:
+        most_rows: About how many rows there is room for. What is left out is summed up in a row
+            below its parent, so the rows always add up to the total.
+    """
+    rows = list(with_guides(_receipt_row(receipt, _shown(receipt, most_rows)), lambda r: r.below))
+    sums = [row.sum for _, row in rows] + [receipt.total]
+    table = Table(box=None, pad_edge=False, show_footer=True, header_style="bold")
+    table.add_column("node", "total", no_wrap=True, overflow="ellipsis", min_width=8)
+    columns = [_counts("calls", [s.calls for s in sums]), _counts("tokens", [s.tokens for s in sums])]
+    columns.append(_usd(sums))
+    columns.append(_ranges(sums))
+    columns.append(_ceilings(receipt.denomination, [row.max for _, row in rows]))
+    shown = [column for column in columns if column is not None]
+    for column in shown:
+        table.add_column(column.title, column.cells[-1], justify="right", no_wrap=True)
+    table.add_column("ended", no_wrap=True)
+    for at, (guide, row) in enumerate(rows):
+        name = Text.assemble((guide, _FAINT), row.name)
+        ended = Text(row.ended, style=ended_style(row.ended))
+        table.add_row(name, *(column.cells[at] for column in shown), ended)
+    return table
+
+
+@attrs.frozen
+class _Column:
+    title: str
+    # One for each row, and the footer.
+    cells: list[str]
+
+
+def _counts(title: str, counts: list[int]) -> _Column:
+    return _Column(title, [f"{count:,}" for count in counts])
+
+
+def _usd(sums: list[Totals]) -> _Column:
+    amounts = aligned(s.usd for s in sums)
+    return _Column(
+        "USD", [f"≥ {text}" if s.is_unpriced else text for s, text in zip(sums, amounts, strict=True)]
+    )
+
+
+def _ranges(sums: list[Totals]) -> _Column | None:
+    """What the true amounts lie between, where something was estimated."""
+    if all(s.low_usd == s.high_usd and s.low_tokens == s.high_tokens for s in sums):
+        return None
+    if any(s.low_usd != s.high_usd for s in sums):
+        texts = aligned(chain.from_iterable((s.low_usd, s.high_usd) for s in sums))
+        pairs = list(zip(texts[::2], texts[1::2], strict=True))
+        title = "USD between"
+    else:
+        pairs = [(f"{s.low_tokens:,}", f"{s.high_tokens:,}") for s in sums]
+        title = "tokens between"
+    return _Column(title, ["" if low == high else f"{low} – {high}" for low, high in pairs])
+
+
+def _ceilings(denomination: str, ceilings: list[Decimal | None]) -> _Column | None:
+    if not any(ceilings):
+        return None
+    unit = "USD" if denomination == "usd" else "tokens"
+    return _Column(f"max {unit}", ["" if c is None else f"{c:,f}" for c in [*ceilings, None]])
+
+
+def _shown(receipt: Receipt, most: int | None) -> set[int]:
+    """Identities of the receipts there is room for: level by level, so that parents come first."""
+    level, shown = [receipt], {id(receipt)}
+    while level:
+        level = [child for parent in level for child in parent.subagents]
+        if most is not None:
+            level = level[: max(0, most - len(shown))]
+        shown.update(map(id, level))
+    return shown
+
+
+def _receipt_row(receipt: Receipt, shown: set[int]) -> _ReceiptRow:
+    below = [_receipt_row(child, shown) for child in receipt.subagents if id(child) in shown]
+    hidden = [child for child in receipt.subagents if id(child) not in shown]
+    if hidden:
+        below.append(_folded(hidden))
+    return _ReceiptRow(
+        name=last_name(receipt.path),
+        sum=receipt.own,
+        max=receipt.max,
+        ended=plain(receipt.stop_reason),
+        below=tuple(below),
+    )
+
+
+def _folded(receipts: list[Receipt]) -> _ReceiptRow:
+    every = [r for receipt in receipts for r in receipt.walk()]
+    total = Totals()
+    for receipt in receipts:
+        total += receipt.total
+    reasons = Counter(r.stop_reason for r in every)
+    if len(reasons) == 1:
+        ended = next(iter(reasons))
+    else:
+        ended = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common(3))
+    return _ReceiptRow(name=f"… {len(every)} more", sum=total, ended=plain(ended))
+
+
+def receipt_notes(receipt: Receipt) -> list[Text]:
+    """What the table has no column for: why something stopped, what was refused, what went wrong."""
+    notes: list[Text] = []
+    every = list(receipt.walk())
+    reasons = Counter((last_name(r.path), r.stop_reason, r.reason) for r in every if r.reason)
+    for (name, stop_reason, reason), times in reasons.items():
+        notes.append(_note(f"{name} {stop_reason}", reason, times, ended_style(stop_reason)))
+    refusals = Counter(refusal.message for r in every for refusal in r.refusals)
+    notes += [_note("refused", message, times, _LIMITED) for message, times in refusals.items()]
+    faults = Counter(fault for r in every for fault in r.faults)
+    notes += [_note("fault", fault, times, _BAD) for fault, times in faults.items()]
+    if receipt.total.is_unpriced:
+        notes.append(_note("no price", "some models have no known price; their USD count 0", 1, ""))
+    return notes
+
+
+def _note(what: str, why: str, times: int, style: str) -> Text:
+    often = f" ({times} times)" if times > 1 else ""
+    return Text.assemble((plain(f"{what}{often}"), style), f": {plain(why)}")
+
+
+# --- stress tests ---------------------------------------------------------------------------------
+
+
+def stress_table(trials: Sequence[Trial]) -> Table:
+    """A row per configuration; what must be 0 is red where it is not."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    titles = ("fan-out", "depth", "backend", "admitted", "peak", "refused", "calls", "tokens")
+    titles += ("over", "leaks", "events", "wall s", "ended")
+    for title in titles:
+        is_text = title in ("backend", "ended")
+        table.add_column(title, justify="left" if is_text else "right", no_wrap=True)
+    for trial in trials:
+        table.add_row(*_trial_cells(trial))
+    return table
+
+
+def _trial_cells(trial: Trial) -> Iterator[Text]:
+    counts = (trial.admitted, trial.peak, trial.rejections, trial.calls, trial.tokens)
+    yield Text(f"{trial.fan_out:,}")
+    yield Text(f"{trial.depth}")
+    yield Text(trial.backend)
+    yield from (Text(f"{count:,}") for count in counts)
+    yield Text("–", _FAINT) if trial.overshoot is None else _zero(trial.overshoot)
+    yield _zero(trial.leaks.total)
+    yield Text(f"{trial.events:,}")
+    yield Text(f"{trial.wall_seconds:.2f}")
+    yield Text(trial.stop_reason, ended_style(trial.stop_reason))
+
+
+def _zero(count: int) -> Text:
+    return Text(f"{count:,}", f"bold {_BAD}" if count else _GOOD)
