@@ -18,7 +18,7 @@ import anyio.lowlevel
 import attrs
 
 from treewarden.ledgers import Kind, Lease, Outcome, TreeLedger
-from treewarden.protocols import SupervisorCancelled, TreewardenError, UsageError
+from treewarden.protocols import SupervisorCancelled, TreeCrashed, TreewardenError, UsageError
 
 from ._actor import Actor, StopKind
 from ._clock import Clock, running_backend
@@ -94,12 +94,15 @@ class RootSupervisor:
                 self._ready.set()
                 try:
                     await self._close_asked.wait()
+                    await self.top.wait_for_children()
                 except self.cancelled_type:
                     # Either the host is going, or the group collapsed under a native cancel.
                     await self._settle_what_never_started()
                     raise
-                while self.top.children:
-                    await self.top.wait_for_children()
+        except Exception as crash:
+            # A bug of ours in one tree must not take the host's other trees with it. Everything
+            # in this one was cancelled by the group and has ended.
+            self.failure = TreeCrashed(crash)
         finally:
             self._shut_books()
 

@@ -390,6 +390,8 @@ class Start:
                 f'on_stop is {on_stop!r}. Use "return" or "raise".', code="cave_option_invalid"
             )
         self._agent, self._budget, self._limits = agent, budget, limits
+        if tree is not None:
+            _check_own_limits(limits)
         self._messages = _messages_of(prompt)
         self._deps, self._approve, self._on_stop = deps, approve, on_stop
         self._tree, self._detached = tree, detached
@@ -471,6 +473,7 @@ class Start:
         if self._tree is not None and self._tree.root is not above.root:
             return None  # called on another tree that is open
         above.root.require_owner()
+        _check_own_limits(self._limits)
         if self._clock is not None or self._seed is not None or self._journal is not None:
             raise UsageError(
                 "clock=, seed= and journal= belong to a tree, and this run joins the one it was "
@@ -643,6 +646,16 @@ def _messages_of(prompt: Any) -> list[Message]:
                 code="cave_prompt_invalid",
             )
     return messages
+
+
+def _check_own_limits(limits: Limits | None) -> None:
+    """A run that joins a tree may have a deadline of its own; everything else is the tree's."""
+    if limits is not None and limits.caps != Limits().caps:
+        raise UsageError(
+            "this run joins a tree, and depth, breadth and calls are limits of the whole tree. "
+            "Set them where the tree is opened; here only deadline= is kept.",
+            code="cave_option_invalid",
+        )
 
 
 def _with_shorthands(

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import httpx
 
 from treewarden.protocols import (
     Delta,
+    Message,
     ProtocolError,
     ProviderError,
     ProviderInterrupted,
     Reply,
+    Text,
     TextDelta,
+    Thinking,
     ThinkingDelta,
+    ToolCall,
 )
 
 if TYPE_CHECKING:
@@ -32,6 +37,9 @@ _OK = 200
 
 # An error page is read to be quoted, not to be stored.
 _MAX_ERROR_BYTES = 65_536
+
+# A shorter key is a word that an error page may well use, such as "test".
+_SHORTEST_SECRET = 8
 
 
 class Transport:
@@ -69,6 +77,13 @@ class Transport:
                 headers=headers,
                 extensions={"trace": _notice_when_sent(sink)},
             ) as response:
+                if response.status_code != _OK:
+                    raise codec.decode_error(
+                        response.status_code,
+                        dict(response.headers),
+                        _without(api_key, await _read_some(response)),
+                        provider=provider,
+                    )
                 return await _read(response, codec, provider, sink)
         except httpx.HTTPError as error:
             raise _no_answer(error, provider, sink) from error
@@ -83,29 +98,80 @@ def _notice_when_sent(sink: Sink) -> Any:
 
 
 async def _read(response: httpx.Response, codec: Codec, provider: str, sink: Sink) -> Reply:
-    if response.status_code != _OK:
-        content = await _read_some(response)
-        raise codec.decode_error(
-            response.status_code, dict(response.headers), content, provider=provider
-        )
     if "text/event-stream" not in response.headers.get("content-type", ""):
         return _whole(await response.aread(), codec, provider, sink)
-    decoder = codec.stream_decoder(provider=provider)
+    stream = _Stream(codec.stream_decoder(provider=provider), provider, sink)
     try:
         async for chunk in response.aiter_bytes():
-            for delta in decoder.feed(chunk):
-                _tell(delta, sink)
-            _count(decoder, sink)
-        reply = decoder.finish()
-    except ProtocolError as error:
-        _count(decoder, sink)
-        raise ProviderInterrupted(str(error), provider=provider, usage=decoder.usage) from error
-    except ProviderError:
-        _count(decoder, sink)
-        raise
-    _count(decoder, sink)
-    sink.progress.usage, sink.progress.model = reply.usage, reply.model
-    return reply
+            stream.feed(chunk)
+    except httpx.HTTPError:
+        # The connection may break between the end of the answer and its own. Then nothing is
+        # missing, and an answer that was paid for is not thrown away.
+        if (reply := stream.reply_if_whole()) is None:
+            raise
+        return reply
+    return stream.finish()
+
+
+@attrs.define(eq=False)
+class _Stream:
+    """One streamed answer: its bytes go to the decoder, what comes of them to the sink."""
+
+    decoder: StreamDecoder
+    provider: str
+    sink: Sink
+    # Characters of text that the sink was told.
+    told: int = 0
+
+    def feed(self, data: bytes) -> None:
+        try:
+            for delta in self.decoder.feed(data):
+                self._tell(delta)
+        except ProviderError:
+            self._tell_rest()
+            raise
+        except ProtocolError as error:
+            self._tell_rest()
+            raise self._interrupted(error) from error
+        finally:
+            self._count()
+
+    def finish(self) -> Reply:
+        try:
+            reply = self.decoder.finish()
+        except ProtocolError as error:
+            raise self._interrupted(error) from error
+        self.sink.progress.usage, self.sink.progress.model = reply.usage, reply.model
+        return reply
+
+    def reply_if_whole(self) -> Reply | None:
+        try:
+            return self.finish()
+        except ProviderError:
+            return None
+
+    def _tell(self, delta: Delta) -> None:
+        if isinstance(delta, TextDelta):
+            self.told += len(delta.text)
+            self.sink.text(delta.text)
+        elif isinstance(delta, ThinkingDelta):
+            self.sink.thought(delta.text)
+
+    def _tell_rest(self) -> None:
+        """Tell the text that came in one piece with the error: it is part of the answer too."""
+        rest = self.decoder.partial().text[self.told :]
+        if rest:
+            self._tell(TextDelta(rest))
+
+    def _count(self) -> None:
+        progress, decoder = self.sink.progress, self.decoder
+        progress.usage = decoder.usage
+        progress.deltas, progress.bytes = decoder.output_deltas, decoder.output_bytes
+
+    def _interrupted(self, error: ProtocolError) -> ProviderInterrupted:
+        return ProviderInterrupted(
+            str(error), provider=self.provider, status=_OK, usage=self.decoder.usage
+        )
 
 
 def _whole(body: bytes, codec: Codec, provider: str, sink: Sink) -> Reply:
@@ -113,24 +179,33 @@ def _whole(body: bytes, codec: Codec, provider: str, sink: Sink) -> Reply:
     try:
         reply = codec.decode_response(body, provider=provider)
     except ProtocolError as error:
-        raise ProviderInterrupted(str(error), provider=provider) from error
+        raise ProviderInterrupted(str(error), provider=provider, status=_OK) from error
     sink.progress.usage, sink.progress.model = reply.usage, reply.model
-    sink.progress.bytes = len(reply.message.text.encode())
-    sink.text(reply.message.text)
+    sink.progress.bytes = _written_bytes(reply.message)
+    if reply.message.text:
+        sink.text(reply.message.text)
     return reply
 
 
-def _count(decoder: StreamDecoder, sink: Sink) -> None:
-    progress = sink.progress
-    progress.usage = decoder.usage
-    progress.deltas, progress.bytes = decoder.output_deltas, decoder.output_bytes
+def _written_bytes(message: Message) -> int:
+    """The bytes that the model wrote, as a stream would have counted them."""
+    written = 0
+    for part in message.parts:
+        match part:
+            case Text(text) | Thinking(text):
+                written += len(text.encode())
+            case ToolCall():
+                written += len(part.raw_arguments.encode())
+            case _:
+                pass
+    return written
 
 
-def _tell(delta: Delta, sink: Sink) -> None:
-    if isinstance(delta, TextDelta):
-        sink.text(delta.text)
-    elif isinstance(delta, ThinkingDelta):
-        sink.thought(delta.text)
+def _without(secret: str, page: bytes) -> bytes:
+    """An error page that does not show the key: some servers quote the one they refuse."""
+    if len(secret) < _SHORTEST_SECRET:
+        return page
+    return page.replace(secret.encode(), "\u2026".encode())
 
 
 async def _read_some(response: httpx.Response) -> bytes:

@@ -74,7 +74,7 @@ def _app() -> App:
         name="treewarden",
         help=_HELP,
         help_epilogue=_EPILOGUE,
-        help_format="plaintext",
+        help_format="markdown",
         version=_version,
     )
     for name, help_ in _COMMANDS.items():

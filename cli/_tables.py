@@ -238,9 +238,9 @@ def stress_table(trials: Sequence[Trial]) -> Table:
 
 def _trial_cells(trial: Trial) -> Iterator[Text]:
     counts = (trial.admitted, trial.peak, trial.rejections, trial.calls, trial.tokens)
-    yield Text(f"{trial.fan_out:,}")
-    yield Text(f"{trial.depth}")
-    yield Text(trial.backend)
+    yield Text(f"{trial.configuration.fan_out:,}")
+    yield Text(f"{trial.configuration.depth}")
+    yield Text(trial.configuration.backend)
     yield from (Text(f"{count:,}") for count in counts)
     yield Text("–", _FAINT) if trial.overshoot is None else _zero(trial.overshoot)
     yield _zero(trial.leaks.total)

@@ -16,6 +16,7 @@ from ._errors import RunError as RunError
 from ._errors import RunStopped as RunStopped
 from ._errors import SupervisorCancelled as SupervisorCancelled
 from ._errors import ToolFailed as ToolFailed
+from ._errors import TreeCrashed as TreeCrashed
 from ._errors import TreewardenError as TreewardenError
 from ._errors import UsageError as UsageError
 from ._events import CallEnded as CallEnded

@@ -11,6 +11,7 @@
     ├── RunError                         a run failed after it had started; has a receipt
     │   ├── RunStopped                   … was stopped by a limit, where the caller wants an error
     │   └── RunCancelled                 … was cancelled
+    ├── TreeCrashed                      the runtime's own code failed; the tree was ended
     ├── SupervisorCancelled              a task was killed from outside before its first step
     └── LedgerError                      the ledger was used wrongly: a bug in the caller
 
@@ -167,6 +168,19 @@ class SupervisorCancelled(TreewardenError):
             "task.cancel()."
         )
         self.supervisor, self.never_started = supervisor, never_started
+
+
+class TreeCrashed(TreewardenError):
+    """The runtime's own code failed, so the tree was ended: all in it was cancelled and charged.
+
+    This is a bug of ours. ``__cause__`` is what happened.
+    """
+
+    code = "cave_agent_run_failed"
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(f"{self.code}: the tree was ended by a bug in the runtime: {cause!r}")
+        self.__cause__ = cause
 
 
 class LedgerError(TreewardenError):

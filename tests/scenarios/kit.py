@@ -160,7 +160,6 @@ def check_books(
     check_closed(witness)
     for receipt in tops:
         receipt.check()
-        assert Receipt.from_json(receipt.to_json()) == receipt
     below = [receipt for top in tops for receipt in top.walk()]
     lines = [line for receipt in below for line in receipt.lines]
     root = witness.state.wallets[0]

@@ -1,0 +1,79 @@
+"""``treewarden receipt``: check a receipt and show it."""
+
+from __future__ import annotations
+
+import json as json_
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from treewarden.protocols import Receipt, UsageError
+
+from ._errors import CommandError, Exit
+from ._options import AsJson, Flag
+from ._tables import receipt_notes, receipt_table
+
+
+def receipt(
+    file: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    /,
+    *,
+    json: AsJson = False,
+    contract: Flag = False,
+    debug: Flag = False,
+) -> int:
+    """Check a receipt's sums and show it as a table.
+
+    Takes what `treewarden run` wrote with --receipt or --json. A receipt whose sums do not add up
+    is refused with exit code 1.
+
+    Args:
+        file: The receipt's file, or - for stdin.
+        json: Print it in its normal form as JSON.
+        contract: Print it as JSON in the public schema caveman.agent.run-receipt.v1.
+        debug: Show tracebacks.
+    """
+    if json and contract:
+        raise CommandError("--json and --contract exclude each other; both print JSON.")
+    read = _receipt_of(_parsed(_read(file), file), file)
+    if json or contract:
+        print(json_.dumps(read.to_contract_json() if contract else read.to_json(), indent=2))
+        return Exit.OK
+    console = Console()
+    console.print(receipt_table(read))
+    for note in receipt_notes(read):
+        console.print(note)
+    return Exit.OK
+
+
+def _read(file: str) -> bytes:
+    try:
+        return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except OSError as error:
+        raise CommandError(f"{file} cannot be read: {error.strerror or error}") from None
+
+
+def _parsed(raw: bytes, file: str) -> Any:
+    try:
+        return json_.loads(raw)
+    except RecursionError:
+        raise _broken(file, "it is nested too deeply") from None
+    except ValueError as error:
+        raise _broken(file, f"it is not JSON: {error}") from None
+
+
+def _receipt_of(value: Any, file: str) -> Receipt:
+    inner = value.get("receipt") if isinstance(value, dict) else None
+    try:
+        return Receipt.from_json(value if inner is None else inner)
+    except UsageError as error:
+        raise CommandError(f"{file}: {error}", code=Exit.FAILED) from None
+    except (LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
+        raise _broken(file, f"{type(error).__name__}: {error}") from None
+
+
+def _broken(file: str, why: str) -> CommandError:
+    return CommandError(f"{file} is no receipt: {why}", code=Exit.FAILED)
