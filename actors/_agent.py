@@ -50,6 +50,7 @@ from treewarden.protocols import (
     Text,
     TextWritten,
     ThoughtWritten,
+    ToolCall,
     ToolEnded,
     ToolResult,
     ToolStarted,
@@ -411,9 +412,9 @@ class Invocation:
             decisions.append(await self._approved(decision))
         if runs_side_by_side(decisions):
             pending = [self._begin(decision) for decision in decisions]
-            results = [await self._end(waiting) for waiting in pending]
+            results = [await waiting.wait() for waiting in pending]
         else:
-            results = [await self._end(self._begin(decision)) for decision in decisions]
+            results = [await self._begin(decision).wait() for decision in decisions]
         self.messages.append(Message("tool", tuple(results)))
 
     async def _approved(self, decision: RunTool | Delegate | Refuse) -> RunTool | Delegate | Refuse:
@@ -428,26 +429,30 @@ class Invocation:
         why = answer if isinstance(answer, str) else "the caller did not approve this call"
         return Refuse(decision.call, Blocked("cave_tool_call_denied", why))
 
-    def _begin(self, decision: RunTool | Delegate | Refuse) -> _Pending:
+    def _begin(self, decision: RunTool | Delegate | Refuse) -> _PendingCall:
         """Start what a decision says. Never raises: what cannot start is an error result."""
         call = decision.call
+        pending, recorder = _PendingCall(call), self._actor.lease.recorder
+        recorder.count_tool(call.name, is_error=False)
         if self.settings.tell is not None:
             self.settings.tell(ToolStarted(self._actor.path, call.id, call.name))
-        if isinstance(decision, Refuse):
-            self._actor.lease.recorder.refusals.append(
-                Refusal(code=decision.blocked.code, message=decision.blocked.message)
-            )
-            return _Pending.failed(decision, decision.blocked.text)
         try:
-            if isinstance(decision, RunTool):
-                run = ToolRun(decision, self.settings)
-                return _Pending(decision, run.start(self._actor), lambda: run.result)
-            return self._delegate(decision)
+            match decision:
+                case RunTool():
+                    run = ToolRun(decision, self.settings, lambda r: self._answer(pending, r))
+                    pending.actor = run.start(self._actor)
+                case Delegate():
+                    pending.actor = self._delegate(decision, pending)
+                case Refuse():
+                    blocked = decision.blocked
+                    recorder.refusals.append(Refusal(code=blocked.code, message=blocked.message))
+                    self._refuse(pending, blocked.text)
         except RefusedError as refused:
-            self._actor.lease.recorder.refusals.append(refusal_row(refused))
-            return _Pending.failed(decision, str(refused))
+            recorder.refusals.append(refusal_row(refused))
+            self._refuse(pending, str(refused))
+        return pending
 
-    def _delegate(self, decision: Delegate) -> _Pending:
+    def _delegate(self, decision: Delegate, pending: _PendingCall) -> Actor:
         item, root = decision.subagent, self._actor.root
         agent = item.agent
         cap, min_cap = _wallet_of(item, root.ledger.unit, self._actor.path)
@@ -458,30 +463,38 @@ class Invocation:
             self.settings,
             is_fixture=self._is_fixture,
         )
-        actor = root.start(
+
+        def on_end(actor: Actor) -> None:
+            child.conclude(actor)
+            self._answer(pending, child.as_tool_result(decision.call))
+
+        return root.start(
             self._actor,
             item.name,
             child,
             kind=Kind.AGENT,
-            on_end=child.conclude,
+            on_end=on_end,
             seconds=item.timeout_seconds,
             cap=cap,
             min_cap=min_cap,
             tool=item.name,
             max_attempts=item.max_calls,
         )
-        return _Pending(decision, actor, lambda: child.as_tool_result(decision))
 
-    async def _end(self, pending: _Pending) -> ToolResult:
-        if pending.actor is not None:
-            await pending.actor.wait()
-        result = pending.result()
-        assert result is not None, pending
-        call = pending.decision.call
-        self._actor.lease.recorder.count_tool(call.name, is_error=result.is_error)
+    def _refuse(self, pending: _PendingCall, why: str) -> None:
+        call = pending.call
+        self._answer(pending, ToolResult(call.id, call.name, why, is_error=True))
+
+    def _answer(self, pending: _PendingCall, result: ToolResult) -> None:
+        """A call has its result: the only place where it gets one."""
+        assert pending.result is None, pending
+        pending.result = result
+        if result.is_error:
+            self._actor.lease.recorder.count_tool_error(result.name)
         if self.settings.tell is not None:
-            self.settings.tell(ToolEnded(self._actor.path, call.id, call.name, result.is_error))
-        return result
+            self.settings.tell(
+                ToolEnded(self._actor.path, result.call_id, result.name, result.is_error)
+            )
 
     # --- the end ---------------------------------------------------------------------------------
 
@@ -548,9 +561,9 @@ class Invocation:
             is_detached=self._is_detached,
         )
 
-    def as_tool_result(self, decision: Delegate) -> ToolResult:
+    def as_tool_result(self, call: ToolCall) -> ToolResult:
         """What the parent's model reads about this subagent."""
-        call, result = decision.call, self.result
+        result = self.result
         if result is None:
             why = str(self.failure) if self.failure else "cave_run_aborted: it never started"
             return ToolResult(call.id, call.name, why, is_error=True)
@@ -586,19 +599,20 @@ class Invocation:
         return self.result
 
 
-@attrs.frozen(eq=False)
-class _Pending:
-    """A tool call that was decided: an actor to wait for, or a result that is there already."""
+@attrs.define(eq=False)
+class _PendingCall:
+    """A tool call that was decided, and the result it gets exactly once."""
 
-    decision: RunTool | Delegate | Refuse
-    actor: Actor | None
-    result: Callable[[], ToolResult | None]
+    call: ToolCall
+    # What it waits for; None where it was refused.
+    actor: Actor | None = None
+    result: ToolResult | None = None
 
-    @classmethod
-    def failed(cls, decision: RunTool | Delegate | Refuse, text: str) -> _Pending:
-        call = decision.call
-        result = ToolResult(call.id, call.name, text, is_error=True)
-        return cls(decision, None, lambda: result)
+    async def wait(self) -> ToolResult:
+        if self.actor is not None:
+            await self.actor.wait()
+        assert self.result is not None, self
+        return self.result
 
 
 class _OutputProblem(TreewardenError):

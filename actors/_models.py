@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlsplit
 
 import attrs
 
 from treewarden.ledgers import ModelCard, Price, PriceBook, UnknownModel
 from treewarden.protocols import (
-    JSON,
     CredentialsError,
     JSONObject,
     Message,
@@ -27,6 +27,8 @@ from treewarden.protocols import (
     ToolSpec,
     UsageError,
 )
+
+from ._definitions import positive_or_none
 
 if TYPE_CHECKING:
     from treewarden.ledgers import Progress
@@ -198,6 +200,17 @@ _PROVIDERS = {
 }
 _COMPATIBLE = Provider(base_url=None, key_variable=None, wire="compatible")
 
+# Where providers of the compatible wire want a model's thoughts back with the next request. Others
+# get none: an unknown field may be refused.
+_THINKING_FIELDS = {
+    "deepseek": "reasoning_content",
+    "zai": "reasoning_content",
+    "cerebras": "reasoning",
+    "groq": "reasoning",
+    "ollama": "reasoning",
+    "openrouter": "reasoning",
+}
+
 # Settings that mean the output limit, whatever a provider calls it.
 _LIMIT_SETTINGS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
@@ -242,6 +255,11 @@ def model(
             code="cave_option_unavailable",
         )
     known = _PROVIDERS.get(provider, _COMPATIBLE)
+    if price is not None and not isinstance(price, Price):
+        raise UsageError(
+            f"model {id!r}: price is {price!r}. Write "
+            'tw.Price(input="…", output="…"), in USD per million tokens.'
+        )
     address = base_url or known.base_url
     if address is None:
         raise UsageError(
@@ -249,14 +267,9 @@ def model(
             "/chat/completions comes after.",
             code="cave_model_unavailable",
         )
-    if not address.startswith(("http://", "https://")):
-        raise UsageError(
-            f"model {id!r}: base_url is {address!r}. Give a URL that starts with http:// or "
-            "https://.",
-            code="cave_model_unavailable",
-        )
+    _check_address(id, address)
     limit, rest = _limit_of(settings or {})
-    return HttpModel(
+    made = HttpModel(
         id=id,
         provider=provider,
         name=name,
@@ -266,11 +279,28 @@ def model(
         key_variable=known.key_variable,
         is_own_server=base_url is not None,
         pinned_price=price,
-        pinned_window=context_window,
+        pinned_window=positive_or_none(context_window, f"model {id!r}: context_window"),
         declared_limit=limit,
         settings=rest,
         extra_body=dict(extra_body or {}),
     )
+    made.check_settings()
+    return made
+
+
+def _check_address(id: str, address: str) -> None:
+    try:
+        parts = urlsplit(address)
+        is_usable = parts.scheme in ("http", "https") and bool(parts.hostname)
+        _ = parts.port  # looked at, because it raises where it is no port
+    except ValueError:
+        is_usable = False
+    if not is_usable:
+        raise UsageError(
+            f"model {id!r}: base_url is {address!r}. Give a URL that starts with http:// or "
+            "https://, with a host after it.",
+            code="cave_model_unavailable",
+        )
 
 
 def _limit_of(settings: Mapping[str, Any]) -> tuple[int | None, dict[str, Any]]:
@@ -284,10 +314,21 @@ def _limit_of(settings: Mapping[str, Any]) -> tuple[int | None, dict[str, Any]]:
 
 
 def as_model(value: Any) -> Any:
-    """What an agent's ``model=`` means: a model, its id, or None for ``auto()``."""
+    """What an agent's ``model=`` means: a model, its id, or None for ``auto()``.
+
+    Raises:
+        UsageError: It is none of these.
+    """
     if value is None:
         return Auto()
-    return model(value) if isinstance(value, str) else value
+    if isinstance(value, str):
+        return model(value)
+    if not isinstance(value, Auto) and not callable(getattr(value, "open", None)):
+        raise UsageError(
+            f'model is {value!r}. Give tw.model("provider/name"), that text itself, or tw.auto().',
+            code="cave_model_unavailable",
+        )
+    return value
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -317,7 +358,7 @@ class HttpModel:
             if self.pinned_price is None:
                 raise
             card = ModelCard(id=self.id, price=None)
-        price = self.pinned_price or card.price_with({**self.settings, **self.extra_body})
+        price = self.pinned_price or card.price_with(self._all_settings)
         return attrs.evolve(
             card,
             price=price,
@@ -326,26 +367,74 @@ class HttpModel:
         )
 
     def price_of(self, answered: str) -> Price | None:
-        """The snapshot's price of another model of this provider."""
-        if self.pinned_price is not None and answered == self.name:
-            return self.pinned_price
-        try:
-            return price_book().lookup(f"{self.provider}/{answered}").price
-        except UnknownModel:
-            return None
+        """The price of a model that answered, under the settings of this one's requests.
+
+        A pinned price is that of this model under each of its names: who asks for
+        ``claude-haiku-4-5`` is answered by ``claude-haiku-4-5-20251001``.
+        """
+        other = _known(f"{self.provider}/{answered}")
+        if self.pinned_price is not None:
+            own = _known(self.id)
+            is_alias = own is not None and other is not None and own.id == other.id
+            if is_alias or answered == self.name:
+                return self.pinned_price
+        return None if other is None else other.price_with(self._all_settings)
 
     def require_ready(self) -> None:
-        """Say now that the key is missing, not after the first call was paid for.
+        """Say now that the key cannot be used, not after the first call was paid for.
 
         Raises:
-            CredentialsError: There is none, and the provider's own address needs one.
+            CredentialsError: There is none and the provider's own address needs one, or no header
+                can carry it.
         """
-        if not self.api_key and not self.is_own_server:
+        key = self.api_key
+        if not key and not self.is_own_server:
             raise CredentialsError(
                 f"no key for {self.id}: set {self.key_variable} or pass api_key=",
                 provider=self.provider,
                 was_sent=False,
             )
+        # An HTTP library would say so too, and quote the key.
+        if not all("!" <= letter <= "~" for letter in key):
+            where = f"{self.key_variable} or " if self.key_variable else ""
+            raise CredentialsError(
+                f"the key for {self.id} holds a space, a line end or a letter that no header can "
+                f"carry. Look at {where}api_key=; a key read from a file often ends with a line "
+                "end.",
+                provider=self.provider,
+                was_sent=False,
+            )
+
+    def check_settings(self) -> None:
+        """Say now what would make every request fail, or leave it without an output limit.
+
+        Raises:
+            UsageError: With what is wrong.
+        """
+        codec, request = self._codec(), self.request(system="", tools=(), output_limit=1)
+        if codec.output_limit_on_the_wire(codec.encode_head(request)) is None:
+            raise UsageError(
+                f"model {self.id!r}: extra_body takes the output limit off the request, and a call "
+                "without one cannot be held to a budget. Give it a positive whole number."
+            )
+
+    def request(
+        self, *, system: str, tools: tuple[ToolSpec, ...], output_limit: int
+    ) -> ModelRequest:
+        """A request to this model, without its conversation."""
+        return ModelRequest(
+            model=self.name,
+            system=system,
+            messages=(),
+            tools=tools,
+            output_limit=output_limit,
+            settings=self.settings,
+            extra_body=self.extra_body,
+        )
+
+    @property
+    def _all_settings(self) -> JSONObject:
+        return {**self.settings, **self.extra_body}
 
     @property
     def api_key(self) -> str:
@@ -366,7 +455,8 @@ class HttpModel:
             case "openai":
                 return OpenAIChatCodec()
             case _:
-                return OpenAIChatCodec(limit_field="max_tokens")
+                field = _THINKING_FIELDS.get(self.provider)
+                return OpenAIChatCodec(limit_field="max_tokens", thinking_field=field)
 
 
 class HttpSession:
@@ -377,12 +467,15 @@ class HttpSession:
         self._card = _card_or_blank(model)
         # Encoded messages by identity, in the order they were measured.
         self._encoded: list[tuple[Message, bytes]] = []
-        self.output_limit = self._wanted_limit()
-        head = self._head(self.output_limit)
+        wanted = self._wanted_limit()
+        head = self._head(wanted)
         on_the_wire = codec.output_limit_on_the_wire(head)
-        self.is_limit_pinned = on_the_wire != self.output_limit
-        if on_the_wire is not None:
-            self.output_limit = on_the_wire
+        assert on_the_wire is not None, "check_settings lets no model through that sends no limit"
+        self.output_limit = on_the_wire
+        # Settings may fix the limit, or multiply it by asking for several answers. Then every
+        # request has the head that was measured here.
+        self._fixed_head = head if self._is_deaf(wanted) else None
+        self.is_limit_pinned = self._fixed_head is not None
         self.head_bytes = len(head)
         self.can_write_cache = codec.can_write_cache(head) or self._card.caches_automatically
         thinks = any("thinking" in part for part in (model.settings, model.extra_body))
@@ -396,7 +489,7 @@ class HttpSession:
     async def call(self, messages: Sequence[Message], output_limit: int, sink: Sink) -> Reply:
         """Send the conversation; the answer streams into ``sink``."""
         parts = [self._bytes_of(at, message) for at, message in enumerate(messages)]
-        body = self._codec.join(self._head(output_limit), parts)
+        body = self._codec.join(self._fixed_head or self._head(output_limit), parts)
         return await self._brief.transport().call(
             self._codec,
             url=self._model.base_url + self._codec.path(),
@@ -421,19 +514,23 @@ class HttpSession:
         start = declared or DEFAULT_OUTPUT_TOKENS
         return min([start, *(limit for limit in limits if limit is not None)])
 
+    def _is_deaf(self, wanted: int) -> bool:
+        """Say whether the wire carries something else than what it is told."""
+        other = wanted + 1
+        return self._codec.output_limit_on_the_wire(self._head(other)) != other
+
     def _head(self, output_limit: int) -> bytes:
-        settings: dict[str, JSON] = dict(self._model.settings)
+        brief = self._brief
         return self._codec.encode_head(
-            ModelRequest(
-                model=self._model.name,
-                system=self._brief.system,
-                messages=(),
-                tools=self._brief.tools,
-                output_limit=output_limit,
-                settings=settings,
-                extra_body=self._model.extra_body,
-            )
+            self._model.request(system=brief.system, tools=brief.tools, output_limit=output_limit)
         )
+
+
+def _known(id: str) -> ModelCard | None:
+    try:
+        return price_book().lookup(id)
+    except UnknownModel:
+        return None
 
 
 def _card_or_blank(model: HttpModel) -> ModelCard:

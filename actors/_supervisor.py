@@ -159,7 +159,7 @@ class Supervisor:
         """The body of the supervising actor: start the children in order, then watch over them."""
         root = actor.root
         for spec in self._specs:
-            root.start(actor, spec.name, self._keep_alive(spec), kind=Kind.TOOL)
+            root.start(actor, spec.name, self._keep_alive(spec), kind=Kind.SERVICE)
         await actor.wait_for_children()
         if self._failure is not None:
             raise self._failure

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+from collections.abc import Callable
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +27,13 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 class ToolRun:
     """The body of a tool actor, and what becomes of it."""
 
-    def __init__(self, decision: RunTool, settings: RunSettings) -> None:
+    def __init__(
+        self, decision: RunTool, settings: RunSettings, answer: Callable[[ToolResult], None]
+    ) -> None:
         self._decision = decision
         self._settings = settings
-        # Set when the actor has ended.
-        self.result: ToolResult | None = None
+        # Called once, when the actor has ended.
+        self._answer = answer
 
     def start(self, parent: Actor) -> Actor:
         """Start the tool's actor.
@@ -73,12 +76,12 @@ class ToolRun:
         return Context(self._settings.deps, actor.path, remaining, actor.lease.node.deadline)
 
     def _conclude(self, actor: Actor) -> None:
-        self.result = self._result(actor)
         if actor.parent is not None:
             # Runs that the tool started, and what went wrong, belong to whoever called it.
             mine, above = actor.lease.recorder, actor.parent.lease.recorder
             above.subagents.extend(mine.subagents)
             above.faults.extend(mine.faults)
+        self._answer(self._result(actor))
 
     def _result(self, actor: Actor) -> ToolResult:
         call = self._decision.call

@@ -210,10 +210,13 @@ def _without(secret: str, page: bytes) -> bytes:
 
 async def _read_some(response: httpx.Response) -> bytes:
     content = b""
-    async for chunk in response.aiter_bytes():
-        content += chunk
-        if len(content) >= _MAX_ERROR_BYTES:
-            break
+    try:
+        async for chunk in response.aiter_bytes():
+            content += chunk
+            if len(content) >= _MAX_ERROR_BYTES:
+                break
+    except httpx.HTTPError:
+        pass  # the status has said what matters; half an explanation is better than none
     return content[:_MAX_ERROR_BYTES]
 
 

@@ -152,9 +152,9 @@ def _only_agent(agents: dict[str, Agent], place: str) -> Agent:
         return next(iter(different.values()))
     if not agents:
         raise CommandError(_listing(agents, place))
-    first = next(iter(agents))
+    last = next(reversed(agents))  # who has subagents is defined after them
     raise CommandError(
-        f"{place} has several agents; say which: {place}:{first}. {_listing(agents, place)}"
+        f"{place} has several agents; say which, as in {place}:{last}. {_listing(agents, place)}"
     )
 
 

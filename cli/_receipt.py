@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
-from rich.console import Console
 
 from treewarden.protocols import Receipt, UsageError
 
 from ._errors import CommandError, Exit
 from ._options import AsJson, Flag
-from ._tables import receipt_notes, receipt_table
+from ._tables import console, show_receipt
 
 
 def receipt(
@@ -42,10 +41,7 @@ def receipt(
     if json or contract:
         print(json_.dumps(read.to_contract_json() if contract else read.to_json(), indent=2))
         return Exit.OK
-    console = Console()
-    console.print(receipt_table(read))
-    for note in receipt_notes(read):
-        console.print(note)
+    show_receipt(console(), read)
     return Exit.OK
 
 

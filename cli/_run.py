@@ -27,7 +27,7 @@ from ._live import Progress, progress_on
 from ._load import load_agent
 from ._options import AsJson, Backend, Flag
 from ._override import with_model
-from ._tables import receipt_notes, receipt_table
+from ._tables import console, show_receipt
 
 _LIMITS = Group("Budget and limits", sort_key=1)
 _MODEL = Group("Model", sort_key=2)
@@ -88,7 +88,7 @@ def run(
     Args:
         target: FILE:AGENT or MODULE:AGENT, for example agents.py:support. Without :AGENT where
             there is exactly one.
-        prompt: What to ask. None: read from stdin. Put -- before one that starts with a hyphen.
+        prompt: What to ask; without it, what comes on stdin. Put -- before one that starts with -.
         budget_usd: The most it may cost in USD, for example 0.50.
         budget_tokens: The most tokens it may use.
         model: Put the agent, and all below it that name no model, on this one: provider/name.
@@ -103,15 +103,13 @@ def run(
     caps = limits.limits()
     if receipt is not None:
         _check_can_be_written(receipt)
-    console = Console(stderr=True)
+    screen = console(is_stderr=True)
     with contextlib.redirect_stdout(sys.stderr):
         agent = with_model(load_agent(target), model, base_url)
         question = _prompt(prompt)
-        progress = progress_on(console, quiet=quiet)
-        ending = anyio.run(
-            _attend, agent, question, budget, caps, progress, backend=backend
-        )
-    ending.show(console, as_json=json, quiet=quiet)
+        progress = progress_on(screen, quiet=quiet)
+        ending = anyio.run(_attend, agent, question, budget, caps, progress, backend=backend)
+    ending.show(screen, as_json=json, quiet=quiet)
     if receipt is not None:
         _write(receipt, ending.receipt)
     return ending.code
@@ -146,8 +144,14 @@ def _from_stdin() -> str:
 def _check_can_be_written(file: Path) -> None:
     """Now, not after the money is spent."""
     folder = file.parent
-    if file.is_dir() or not folder.is_dir() or not os.access(file if file.exists() else folder, os.W_OK):
-        raise CommandError(f"the receipt cannot be written to {file}. Give a file in a folder that exists.")
+    if (
+        file.is_dir()
+        or not folder.is_dir()
+        or not os.access(file if file.exists() else folder, os.W_OK)
+    ):
+        raise CommandError(
+            f"the receipt cannot be written to {file}. Give a file in a folder that exists."
+        )
 
 
 def _write(file: Path, receipt: Receipt) -> None:
@@ -205,13 +209,14 @@ class Ending:
         is_failed = self.error_code is not None or self.stop_reason == "refusal"
         return Exit.FAILED if is_failed else Exit.LIMIT
 
-    def show(self, console: Console, *, as_json: bool, quiet: bool) -> None:
+    def show(self, screen: Console, *, as_json: bool, quiet: bool) -> None:
         if as_json:
             _print(json_.dumps(self.to_json(), indent=2))
         elif self.text:
             _print(plain(self.text) if sys.stdout.isatty() else self.text)
         if not quiet and not as_json:
-            _show_receipt(console, self.receipt)
+            screen.print()
+            show_receipt(screen, self.receipt, most_rows=_MOST_ROWS)
         if self.code != Exit.OK:
             tell(f"{self._verdict}: {self.detail}")
 
@@ -258,10 +263,3 @@ def _print(text: str) -> None:
         encoding = sys.stdout.encoding
         sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
     sys.stdout.flush()
-
-
-def _show_receipt(console: Console, receipt: Receipt) -> None:
-    console.print()
-    console.print(receipt_table(receipt, most_rows=_MOST_ROWS))
-    for note in receipt_notes(receipt):
-        console.print(note)

@@ -8,11 +8,10 @@ from typing import Annotated
 
 import attrs
 from cyclopts import Parameter
-from rich.console import Console
 
 from ._errors import CommandError, Exit, tell
 from ._options import AsJson, Backend, Flag
-from ._tables import stress_table
+from ._tables import console, stress_table
 from ._trial import Configuration, Trial, run_trial
 
 _BACKENDS: tuple[Backend, ...] = ("asyncio", "trio")
@@ -79,7 +78,7 @@ def stress(
 
 
 def _run_all(grid: list[Configuration]) -> list[Trial]:
-    with Console(stderr=True).status("") as status:
+    with console(is_stderr=True).status("") as status:
         trials: list[Trial] = []
         for configuration in grid:
             status.update(f"{len(trials) + 1} of {len(grid)}: {configuration}")
@@ -92,7 +91,8 @@ def _show(trials: list[Trial], *, as_json: bool) -> None:
         for trial in trials:
             print(json_.dumps(trial.to_json()))
     else:
-        Console().print(stress_table(trials))
+        out = console()
+        out.print(stress_table(trials, width=out.width))
     for trial in trials:
         for violation in trial.violations[:3]:
             tell(f"{trial.configuration}: {violation}")

@@ -6,6 +6,7 @@ Everything that is shown goes through ``plain`` and ``Text``: nothing in a recei
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal
@@ -13,6 +14,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
 import attrs
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -26,6 +28,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _GOOD, _LIMITED, _BAD, _FAINT = "green", "yellow", "red", "dim"
+
+# Characters per line from which on a table has room for everything, and where nobody looks.
+_ROOMY = 110
+_UNLIMITED = 200
+
+
+def console(*, is_stderr: bool = False) -> Console:
+    """Where tables are printed. In a file or pipe, no terminal's width cuts them."""
+    found = Console(stderr=is_stderr)
+    if found.is_terminal or "COLUMNS" in os.environ:
+        return found
+    return Console(stderr=is_stderr, width=_UNLIMITED)
+
 
 # --- trees as lines -------------------------------------------------------------------------------
 
@@ -107,7 +122,10 @@ def receipt_table(receipt: Receipt, *, most_rows: int | None = None) -> Table:
     sums = [row.sum for _, row in rows] + [receipt.total]
     table = Table(box=None, pad_edge=False, show_footer=True, header_style="bold")
     table.add_column("node", "total", no_wrap=True, overflow="ellipsis", min_width=8)
-    columns = [_counts("calls", [s.calls for s in sums]), _counts("tokens", [s.tokens for s in sums])]
+    columns = [
+        _counts("calls", [s.calls for s in sums]),
+        _counts("tokens", [s.tokens for s in sums]),
+    ]
     columns.append(_usd(sums))
     columns.append(_ranges(sums))
     columns.append(_ceilings(receipt.denomination, [row.max for _, row in rows]))
@@ -136,7 +154,8 @@ def _counts(title: str, counts: list[int]) -> _Column:
 def _usd(sums: list[Totals]) -> _Column:
     amounts = aligned(s.usd for s in sums)
     return _Column(
-        "USD", [f"≥ {text}" if s.is_unpriced else text for s, text in zip(sums, amounts, strict=True)]
+        "USD",
+        [f"≥ {text}" if s.is_unpriced else text for s, text in zip(sums, amounts, strict=True)],
     )
 
 
@@ -158,7 +177,11 @@ def _ceilings(denomination: str, ceilings: list[Decimal | None]) -> _Column | No
     if not any(ceilings):
         return None
     unit = "USD" if denomination == "usd" else "tokens"
-    return _Column(f"max {unit}", ["" if c is None else f"{c:,f}" for c in [*ceilings, None]])
+    if denomination == "usd":
+        texts = iter(aligned(c for c in ceilings if c is not None))
+    else:
+        texts = (f"{c:,f}" for c in ceilings if c is not None)
+    return _Column(f"max {unit}", ["" if c is None else next(texts) for c in [*ceilings, None]])
 
 
 def _shown(receipt: Receipt, most: int | None) -> set[int]:
@@ -199,7 +222,14 @@ def _folded(receipts: list[Receipt]) -> _ReceiptRow:
     return _ReceiptRow(name=f"… {len(every)} more", sum=total, ended=plain(ended))
 
 
-def receipt_notes(receipt: Receipt) -> list[Text]:
+def show_receipt(screen: Console, receipt: Receipt, *, most_rows: int | None = None) -> None:
+    """Print a receipt's table and what there is to say about it."""
+    screen.print(receipt_table(receipt, most_rows=most_rows))
+    for note in _notes(receipt):
+        screen.print(note, soft_wrap=not screen.is_terminal)
+
+
+def _notes(receipt: Receipt) -> list[Text]:
     """What the table has no column for: why something stopped, what was refused, what went wrong."""
     notes: list[Text] = []
     every = list(receipt.walk())
@@ -223,16 +253,21 @@ def _note(what: str, why: str, times: int, style: str) -> Text:
 # --- stress tests ---------------------------------------------------------------------------------
 
 
-def stress_table(trials: Sequence[Trial]) -> Table:
+_STRESS_TITLES = (
+    *("fan-out", "depth", "backend", "admitted", "peak", "refused", "calls", "tokens"),
+    *("over", "leaks", "events", "wall s", "ended"),
+)
+
+
+def stress_table(trials: Sequence[Trial], *, width: int) -> Table:
     """A row per configuration; what must be 0 is red where it is not."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    titles = ("fan-out", "depth", "backend", "admitted", "peak", "refused", "calls", "tokens")
-    titles += ("over", "leaks", "events", "wall s", "ended")
+    titles = _STRESS_TITLES if width >= _ROOMY else _STRESS_TITLES[:-1]
+    table = Table(box=None, pad_edge=False, padding=(0, 1 if width < _ROOMY else 2, 0, 0))
     for title in titles:
         is_text = title in ("backend", "ended")
         table.add_column(title, justify="left" if is_text else "right", no_wrap=True)
     for trial in trials:
-        table.add_row(*_trial_cells(trial))
+        table.add_row(*list(_trial_cells(trial))[: len(titles)])
     return table
 
 

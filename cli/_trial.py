@@ -25,8 +25,10 @@ from treewarden.testing import DeadlockError, Reply, ScriptedModel, ScriptedRequ
 
 from ._options import Backend
 
-# What a call may write at most; the replies stay far below it, as most real ones do.
+# What a call may write at most; the replies stay far below it, as most real ones do. Asking for
+# many subagents takes more: a reply that is cut off starts none.
 _OUTPUT_LIMIT = 1024
+_TOKENS_PER_SUBAGENT = 16
 _WORDS = ("alpha ", "bravo ", "charlie ", "delta ", "echo ", "foxtrot ")
 _FEWEST_WORDS, _MOST_WORDS = 40, 400
 
@@ -120,9 +122,7 @@ def run_trial(configuration: Configuration) -> Trial:
 class _Trial:
     def __init__(self, configuration: Configuration, clock: VirtualClock) -> None:
         self._configuration, self._clock = configuration, clock
-        self._model = ScriptedModel(
-            _Script(configuration), context_window=None, max_output=_OUTPUT_LIMIT
-        )
+        self._model = ScriptedModel(_Script(configuration), context_window=None, max_output=None)
         # The ledger's state a second time, made of nothing but its journal.
         self._folded = TreeState()
         self._unchecked = 0
@@ -265,6 +265,7 @@ def _text(dice: random.Random) -> str:
 def _agents(configuration: Configuration, model: ScriptedModel) -> Agent:
     """A chain of definitions, one per level; the tree grows out of their calls."""
     below: Agent | None = None
+    asking = _TOKENS_PER_SUBAGENT * configuration.fan_out
     for level in range(configuration.depth, -1, -1):
         tools = [] if below is None else [_subagent(below)]
         below = tw.agent(
@@ -272,6 +273,7 @@ def _agents(configuration: Configuration, model: ScriptedModel) -> Agent:
             instructions="Divide the work." if tools else "Do the work.",
             model=model,
             tools=tools,
+            output=tw.output(max_tokens=max(_OUTPUT_LIMIT, len(tools) * asking)),
             max_tool_calls=configuration.fan_out,
         )
     assert below is not None, configuration

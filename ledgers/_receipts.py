@@ -34,6 +34,10 @@ class Recorder:
         row[0] += 1
         row[1] += is_error
 
+    def count_tool_error(self, name: str) -> None:
+        """A call that was counted before came to an error."""
+        self.tools[name][1] += 1
+
     def receipt(
         self,
         *,

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from decimal import Decimal
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import attrs
+import pytest
 
 import treewarden as tw
 from treewarden.ledgers import Event, TreeState, amount_of, fold
@@ -25,6 +26,13 @@ P = tw.Price(input="3", cache_read="0.30", cache_write="3.75", output="15")
 
 FREE = tw.Price(input="0", cache_read="0", cache_write="0", output="0")
 
+Backend = Literal["asyncio", "trio"]
+both_backends = pytest.mark.parametrize("backend", ["asyncio", "trio"])
+
+# pytest's ``record_property``: what is recorded is printed at the end of the whole run.
+Measured: TypeAlias = Callable[[str, object], None]
+
+# What happened to whom, in the order it happened.
 Order: TypeAlias = tuple[tuple[str, str], ...]
 
 
@@ -70,6 +78,15 @@ def hands_out(
     return script
 
 
+def slowly(script: Callable[[ScriptedRequest], Reply]) -> Callable[[ScriptedRequest], Reply]:
+    """The same replies, written in eight pieces: all who write at once then take turns anyhow."""
+
+    def slowed(request: ScriptedRequest) -> Reply:
+        return attrs.evolve(script(request), text="", chunks=tuple("hmmmmmmm"), chunk_delay=0.1)
+
+    return slowed
+
+
 def tasks(name: str, count: int) -> list[tuple[str, dict[str, Any]]]:
     """``count`` calls of the subagent tool ``name``."""
     return [(name, {"task": f"part {number}"}) for number in range(1, count + 1)]
@@ -90,6 +107,8 @@ class Witness:
     events: list[RunEvent] = attrs.field(factory=list[RunEvent])
     journal: list[Event] = attrs.field(factory=list[Event])
     state: TreeState = attrs.field(factory=TreeState)
+    # The most that was ever held on the root's wallet, in the tree's unit.
+    most_held: Decimal = Decimal(0)
     _order: list[tuple[str, str]] = attrs.field(factory=list[tuple[str, str]])
 
     @property
@@ -111,6 +130,10 @@ class Witness:
         self.events.append(event)
         self._order.append((type(event).__name__, event.path))
 
+    def note(self, what: str, path: str) -> None:
+        """Remember something that neither event nor journal tells, in its place in the order."""
+        self._order.append((what, path))
+
     def write(self, event: Event) -> None:
         path = self._path_of(event)  # before it is carried out: then what ends is gone
         self.state.apply(event)
@@ -120,6 +143,7 @@ class Witness:
             self.state.check()
         root = self.state.wallets[0]
         assert root.settled <= root.max, f"{root.settled} of {root.max} spent after {event}"
+        self.most_held = max(self.most_held, amount_of(self.state.unit, root.held))
 
     def count(self, kind: str) -> int:
         """How many journal events there were of a kind, by the name of its class."""
@@ -214,14 +238,21 @@ def _check_line(request: ScriptedRequest, line: Line) -> None:
 
 
 def explore(
-    scenario: Callable[[], Awaitable[Witness]], measured: Callable[[str, object], None], what: str
+    scenario: Callable[[], Awaitable[Witness]],
+    measured: Measured,
+    what: str,
+    *,
+    seeds: int = SEEDS,
 ) -> None:
-    """Run a scenario under many seeds on both backends, and see to it that the orders differed."""
+    """Run a scenario under many seeds on both backends, and see to it that the orders differed.
+
+    The figure is kept as a property of the test, so that it is seen in a parallel run as well.
+    """
 
     def order_of(witness: Witness) -> Order:
         return witness.order
 
-    schedules = run_seeded(scenario, seeds=SEEDS, order_of=order_of)
+    schedules = run_seeded(scenario, seeds=seeds, order_of=order_of)
     measured("measured", f"{what}: {schedules}")
     print(f"{what}: {schedules}")
     assert min(schedules.distinct.values()) >= ENOUGH_ORDERS, schedules
