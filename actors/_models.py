@@ -255,11 +255,6 @@ def model(
             code="cave_option_unavailable",
         )
     known = _PROVIDERS.get(provider, _COMPATIBLE)
-    if price is not None and not isinstance(price, Price):
-        raise UsageError(
-            f"model {id!r}: price is {price!r}. Write "
-            'tw.Price(input="…", output="…"), in USD per million tokens.'
-        )
     address = base_url or known.base_url
     if address is None:
         raise UsageError(
@@ -278,7 +273,7 @@ def model(
         key=api_key,
         key_variable=known.key_variable,
         is_own_server=base_url is not None,
-        pinned_price=price,
+        pinned_price=_checked_price(id, price),
         pinned_window=positive_or_none(context_window, f"model {id!r}: context_window"),
         declared_limit=limit,
         settings=rest,
@@ -286,6 +281,15 @@ def model(
     )
     made.check_settings()
     return made
+
+
+def _checked_price(id: str, price: Any) -> Price | None:
+    if price is not None and not isinstance(price, Price):
+        raise UsageError(
+            f"model {id!r}: price is {price!r}. Write "
+            'tw.Price(input="…", output="…"), in USD per million tokens.'
+        )
+    return price
 
 
 def _check_address(id: str, address: str) -> None:

@@ -59,8 +59,11 @@ def plain(text: str) -> str:
 
 def _only_one(error: BaseException) -> BaseException:
     """The error inside a group of one."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
+    while isinstance(error, BaseExceptionGroup):
+        inner: tuple[BaseException, ...] = error.exceptions  # pyright: ignore[reportUnknownMemberType]
+        if len(inner) > 1:
+            break
+        error = inner[0]
     return error
 
 

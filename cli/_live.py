@@ -278,10 +278,16 @@ def draw(picture: Picture, *, elapsed: float, height: int) -> RenderableType:
     for title in ("calls", "tokens", "spent", "left"):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True, overflow="ellipsis", ratio=1)
-    for root in (row for row in shown.values() if row.parent is None):
-        for guide, item in with_guides(root, lambda item: _below(picture, shown, item)):
-            table.add_row(*_cells(picture, guide, item, elapsed))
+    for guide, item in _hung_up(picture, shown):
+        table.add_row(*_cells(picture, guide, item, elapsed))
     return Group(table, _footer(picture, elapsed))
+
+
+def _hung_up(picture: Picture, shown: dict[int, Row]) -> Iterator[tuple[str, Shown]]:
+    """What is drawn, each with the lines that show where it hangs."""
+    roots: list[Shown] = [row for row in shown.values() if row.parent is None]
+    for root in roots:
+        yield from with_guides(root, lambda item: _below(picture, shown, item))
 
 
 def _choose(picture: Picture, *, room: int) -> dict[int, Row]:

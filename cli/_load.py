@@ -12,7 +12,7 @@ import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -101,7 +101,7 @@ def _no_module(name: str, missing: str) -> str:
 
 
 @contextmanager
-def _loading(place: str, file: str | None) -> Iterator[None]:
+def _loading(place: str, file: str | None) -> Generator[None]:
     """Turn whatever a user's module raises into one message that says where."""
     wrote_bytecode = not sys.dont_write_bytecode
     sys.dont_write_bytecode = True

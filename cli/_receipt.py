@@ -62,9 +62,9 @@ def _parsed(raw: bytes, file: str) -> Any:
 
 
 def _receipt_of(value: Any, file: str) -> Receipt:
-    inner = value.get("receipt") if isinstance(value, dict) else None
+    is_wrapped = isinstance(value, dict) and "receipt" in value
     try:
-        return Receipt.from_json(value if inner is None else inner)
+        return Receipt.from_json(value["receipt"] if is_wrapped else value)
     except UsageError as error:
         raise CommandError(f"{file}: {error}", code=Exit.FAILED) from None
     except (LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:

@@ -10,7 +10,7 @@ import json as json_
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import anyio
 import attrs

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json as json_
 from itertools import product
-from typing import Annotated
 
 import attrs
-from cyclopts import Parameter
 
 from ._errors import CommandError, Exit, tell
 from ._options import AsJson, Backend, Flag
@@ -138,7 +136,7 @@ def _backends(text: str) -> list[Backend]:
         return list(_BACKENDS)
     parts = [part.strip() for part in text.split(",")]
     _refuse_doubles(parts, "--backend")
-    chosen = [backend for backend in _BACKENDS if backend in parts]
+    chosen: list[Backend] = [backend for backend in _BACKENDS if backend in parts]
     if len(chosen) != len(parts):
         raise CommandError(f"--backend is {text!r}. Give asyncio, trio, or both.")
     return chosen

@@ -119,24 +119,16 @@ def receipt_table(receipt: Receipt, *, most_rows: int | None = None) -> Table:
             below its parent, so the rows always add up to the total.
     """
     rows = list(with_guides(_receipt_row(receipt, _shown(receipt, most_rows)), lambda r: r.below))
-    sums = [row.sum for _, row in rows] + [receipt.total]
+    columns = _columns(receipt, [row for _, row in rows])
     table = Table(box=None, pad_edge=False, show_footer=True, header_style="bold")
     table.add_column("node", "total", no_wrap=True, overflow="ellipsis", min_width=8)
-    columns = [
-        _counts("calls", [s.calls for s in sums]),
-        _counts("tokens", [s.tokens for s in sums]),
-    ]
-    columns.append(_usd(sums))
-    columns.append(_ranges(sums))
-    columns.append(_ceilings(receipt.denomination, [row.max for _, row in rows]))
-    shown = [column for column in columns if column is not None]
-    for column in shown:
+    for column in columns:
         table.add_column(column.title, column.cells[-1], justify="right", no_wrap=True)
     table.add_column("ended", no_wrap=True)
     for at, (guide, row) in enumerate(rows):
         name = Text.assemble((guide, _FAINT), row.name)
         ended = Text(row.ended, style=ended_style(row.ended))
-        table.add_row(name, *(column.cells[at] for column in shown), ended)
+        table.add_row(name, *(column.cells[at] for column in columns), ended)
     return table
 
 
@@ -145,6 +137,19 @@ class _Column:
     title: str
     # One for each row, and the footer.
     cells: list[str]
+
+
+def _columns(receipt: Receipt, rows: list[_ReceiptRow]) -> list[_Column]:
+    """The columns of numbers, without those that would be empty."""
+    sums = [*(row.sum for row in rows), receipt.total]
+    columns = (
+        _counts("calls", [s.calls for s in sums]),
+        _counts("tokens", [s.tokens for s in sums]),
+        _usd(sums),
+        _ranges(sums),
+        _ceilings(receipt.denomination, [row.max for row in rows]),
+    )
+    return [column for column in columns if column is not None]
 
 
 def _counts(title: str, counts: list[int]) -> _Column:
@@ -170,7 +175,7 @@ def _ranges(sums: list[Totals]) -> _Column | None:
     else:
         pairs = [(f"{s.low_tokens:,}", f"{s.high_tokens:,}") for s in sums]
         title = "tokens between"
-    return _Column(title, ["" if low == high else f"{low} – {high}" for low, high in pairs])
+    return _Column(title, ["" if low == high else f"{low} to {high}" for low, high in pairs])
 
 
 def _ceilings(denomination: str, ceilings: list[Decimal | None]) -> _Column | None:
@@ -230,7 +235,7 @@ def show_receipt(screen: Console, receipt: Receipt, *, most_rows: int | None = N
 
 
 def _notes(receipt: Receipt) -> list[Text]:
-    """What the table has no column for: why something stopped, what was refused, what went wrong."""
+    """What the table has no column for: why it stopped, what was refused, what went wrong."""
     notes: list[Text] = []
     every = list(receipt.walk())
     reasons = Counter((last_name(r.path), r.stop_reason, r.reason) for r in every if r.reason)
@@ -277,7 +282,7 @@ def _trial_cells(trial: Trial) -> Iterator[Text]:
     yield Text(f"{trial.configuration.depth}")
     yield Text(trial.configuration.backend)
     yield from (Text(f"{count:,}") for count in counts)
-    yield Text("–", _FAINT) if trial.overshoot is None else _zero(trial.overshoot)
+    yield Text("-", _FAINT) if trial.overshoot is None else _zero(trial.overshoot)
     yield _zero(trial.leaks.total)
     yield Text(f"{trial.events:,}")
     yield Text(f"{trial.wall_seconds:.2f}")

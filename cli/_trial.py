@@ -1,9 +1,9 @@
 """One trial of a stress test: a tree of scripted agents on the real runtime, in virtual time.
 
-Every agent above the last level asks for ``fan_out`` subagents in its first reply and answers in its
-second one; those of the last level answer at once. Replies differ in length and duration, by seed.
-While the tree runs, the journal is folded into a second state whose invariants are checked over and
-over; when it is closed, everything must be back and every account must agree.
+Every agent above the last level asks for ``fan_out`` subagents in its first reply and answers in
+its second one; those of the last level answer at once. Replies differ in length and duration, by
+seed. While the tree runs, the journal is folded into a second state whose invariants are checked
+over and over; when it is closed, everything must be back and every account must agree.
 """
 
 from __future__ import annotations

@@ -207,8 +207,6 @@ class _Handler(BaseHTTPRequestHandler):
     # A small piece of a stream leaves at once.
     disable_nagle_algorithm = True
 
-    server: _Listener
-
     def do_POST(self) -> None:
         received = ReceivedRequest(
             self.command,
@@ -216,7 +214,7 @@ class _Handler(BaseHTTPRequestHandler):
             {name.lower(): value for name, value in self.headers.items()},
             self.rfile.read(int(self.headers.get("content-length", 0))),
         )
-        exchange = self.server.replay.take(received) or _no_exchange(received)
+        exchange = self._listener.replay.take(received) or _no_exchange(received)
         try:
             self._answer(exchange, received)
         except ConnectionError:
@@ -263,8 +261,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _note_hang_up(self, received: ReceivedRequest) -> None:
         self.close_connection = True
-        if not self.server.is_stopping.is_set():
+        if not self._listener.is_stopping.is_set():
             received.disconnected.set()
+
+    @property
+    def _listener(self) -> _Listener:
+        assert isinstance(self.server, _Listener), self.server
+        return self.server
 
     def log_message(self, format: str, *args: Any) -> None:
         """Say nothing: who wants to know looks at ``requests``."""

@@ -114,7 +114,7 @@ async def test_reads_run_side_by_side_and_writes_in_order(anyio_backend: str) ->
 async def test_every_call_id_gets_exactly_one_result_in_the_order_of_the_calls(
     anyio_backend: str,
 ) -> None:
-    calls = [
+    calls: list[tuple[str, dict[str, object]]] = [
         ("add", {"a": 1, "b": 2}),
         ("nope", {}),
         ("add", {"a": "one", "b": 2}),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import anyio
 import pytest
 
@@ -100,7 +102,7 @@ async def _supervised(supervisor: Supervisor) -> tuple[Actor, TreeLedger]:
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_a_child_that_fails_at_once_is_restarted_three_times_and_then_escalates(
-    backend: str,
+    backend: Literal["asyncio", "trio"],
 ) -> None:
     starts = 0
 
@@ -121,7 +123,9 @@ def test_a_child_that_fails_at_once_is_restarted_three_times_and_then_escalates(
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_a_child_that_fails_slowly_goes_on_being_restarted(backend: str) -> None:
+def test_a_child_that_fails_slowly_goes_on_being_restarted(
+    backend: Literal["asyncio", "trio"],
+) -> None:
     starts = 0
 
     async def crash_every_11_seconds(actor: Actor) -> None:
@@ -140,7 +144,9 @@ def test_a_child_that_fails_slowly_goes_on_being_restarted(backend: str) -> None
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_escalation_stops_the_siblings_before_the_supervisor_fails(backend: str) -> None:
+def test_escalation_stops_the_siblings_before_the_supervisor_fails(
+    backend: Literal["asyncio", "trio"],
+) -> None:
     ended: list[str] = []
 
     async def live(actor: Actor) -> None:

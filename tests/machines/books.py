@@ -288,7 +288,7 @@ class Books:
         if cap is not None or set_aside:
             account = parent.account
             grant = set_aside if cap is None else min(cap, self.free(account))
-            least = cap if min_cap is None else min_cap
+            least = cap if min_cap is None or cap is None else min_cap
             if (
                 any(
                     up.is_revoked or up.is_breached or up.is_over_target for up in account.upwards()

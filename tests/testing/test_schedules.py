@@ -308,6 +308,20 @@ def test_timers_due_at_one_instant_fire_in_many_orders_and_others_in_theirs() ->
     assert seen.distinct["asyncio"] >= 100
 
 
+def test_timers_that_are_late_together_fire_by_their_times() -> None:
+    async def scenario() -> tuple[int, ...]:
+        fired: list[int] = []
+        loop = asyncio.get_running_loop()
+        for number in range(1, 7):
+            loop.call_at(number, fired.append, number)
+        VirtualClock.running().advance(10)
+        await asyncio.sleep(1)
+        assert fired == [1, 2, 3, 4, 5, 6]
+        return tuple(fired)
+
+    run_seeded(scenario, seeds=SEEDS, backends=["asyncio"], order_of=tuple)
+
+
 def test_sockets_work_in_every_order() -> None:
     async def scenario() -> tuple[bytes, ...]:
         seen: list[bytes] = []

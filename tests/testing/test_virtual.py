@@ -24,6 +24,7 @@ from anyio.lowlevel import EventLoopToken
 from hypothesis import given
 from hypothesis import strategies as st
 
+from treewarden.actors import Clock, LoopClock, running_backend
 from treewarden.testing import DeadlockError, VirtualClock
 
 Backend = Literal["asyncio", "trio"]
@@ -515,6 +516,23 @@ def test_a_thread_that_is_idle_is_not_waited_for(backend: Backend) -> None:
     assert watch.real() < NO_TIME
 
 
+@on_each_backend
+def test_a_worker_thread_without_work_is_not_waited_for(backend: Backend) -> None:
+    watch = Stopwatch()
+    all_here = threading.Barrier(12)  # more at once than an earlier test may have left in a cache
+
+    async def program() -> None:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(12):
+                tasks.start_soon(anyio.to_thread.run_sync, all_here.wait)
+        await anyio.sleep(HOUR)
+        await never()
+
+    with pytest.raises(DeadlockError):
+        VirtualClock(patience=60).run(program, backend=backend)
+    assert watch.real() < NO_TIME
+
+
 def test_a_call_in_an_executor_takes_no_virtual_time() -> None:
     async def call() -> float:
         async with asyncio.timeout(HOUR):
@@ -681,6 +699,18 @@ async def test_with_no_timer_an_installed_clock_waits_for_a_thread() -> None:
 
 
 @inside_each_loop
+async def test_an_installed_clock_takes_no_wait_for_a_deadlock() -> None:
+    done = anyio.Event()
+    token = anyio.lowlevel.current_token()
+    # A thread from before the clock came: nothing tells that it has to do with this loop.
+    thread = threading.Thread(target=report_after, args=(0.25, done.set, token))
+    thread.start()
+    with VirtualClock().installed():
+        await done.wait()
+    thread.join()
+
+
+@inside_each_loop
 async def test_threads_still_work_under_an_installed_clock() -> None:
     gate = threading.Event()
     with VirtualClock(patience=NO_TIME).installed(), anyio.fail_after(HOUR):
@@ -702,11 +732,9 @@ def test_a_run_under_a_mock_clock_is_refused() -> None:
 
 @on_each_backend
 def test_a_loop_clock_made_before_follows_an_installed_clock(backend: Backend) -> None:
-    actors = import_module("treewarden.actors._clock")
-
     async def readings() -> None:
-        clock = actors.LoopClock()
-        assert actors.running_backend() == backend
+        clock: Clock = LoopClock()
+        assert running_backend() == backend
         with VirtualClock().installed():
             await anyio.sleep(HOUR)
             assert clock.monotonic() == anyio.current_time()
@@ -717,9 +745,13 @@ def test_a_loop_clock_made_before_follows_an_installed_clock(backend: Backend) -
 
 
 def test_a_loop_clock_needs_a_loop() -> None:
-    actors = import_module("treewarden.actors._clock")
     with pytest.raises(anyio.NoEventLoopError):
-        actors.LoopClock()
+        LoopClock()
+
+
+def test_a_virtual_clock_is_a_clock_of_the_tree() -> None:
+    clock: Clock = VirtualClock(5)
+    assert clock.monotonic() == 5
 
 
 def test_virtual_time_on_asyncio_does_not_load_trio() -> None:
