@@ -37,6 +37,7 @@ from treewarden.protocols import (
     FinishReason,
     Message,
     ProviderError,
+    ProviderInterrupted,
     Receipt,
     Refusal,
     RefusedError,
@@ -642,8 +643,10 @@ def _end_of(reply: Reply, was_clamped: bool, limit: int) -> Halt:
 def _ending_of(hold: Hold, error: ProviderError) -> Ending:
     if not hold.is_sent or not error.was_sent:
         return Ending.NOT_SENT
-    progress = hold.progress
-    return Ending.BROKEN if progress.deltas or progress.bytes else Ending.PROVIDER_ERROR
+    # An error answer says what became of the call. A connection that was lost says nothing.
+    was_answered = not isinstance(error, ProviderInterrupted) and error.kind != "transport"
+    has_begun = hold.progress.deltas > 0
+    return Ending.PROVIDER_ERROR if was_answered and not has_begun else Ending.BROKEN
 
 
 def _system_text(agent: Agent) -> str:

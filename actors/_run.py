@@ -19,6 +19,7 @@ from anyio import from_thread
 from treewarden.ledgers import Kind, TreeLedger, Unit, Wallet
 from treewarden.protocols import (
     Message,
+    RunError,
     RunEvent,
     UsageError,
     user,
@@ -70,7 +71,7 @@ async def run(
         deps: What tools get as ``ctx.deps``.
         on_tool_call: Asked with each ToolCall before it runs; False or a text refuses it.
         on_stop: What a limit does: "return" a result that is not ``complete``, or "raise".
-        on_event: Called with every event of the run, as it happens.
+        on_event: Called with every event of the run, as it happens. What it raises ends the run.
         detached: Inside an actor, open a tree of its own instead; shown on the receipt.
         clock: Tells the time (see ``treewarden.testing.VirtualClock``).
         seed: Makes ids repeatable.
@@ -399,10 +400,12 @@ class Start:
         self._is_own_tree = False
         self._actor: Actor | None = None
         self._invocation: Invocation | None = None
+        # What on_event raised first.
+        self._listener_error: Exception | None = None
 
     async def run(self, on_event: Callable[[RunEvent], None] | None) -> Result:
         """Begin, wait, and see to it that everything is back before anybody is told."""
-        actor, _ = await self.begin(on_event)
+        actor, _ = await self.begin(None if on_event is None else self._guarded(on_event))
         try:
             await actor.wait()
         except BaseException:
@@ -460,8 +463,39 @@ class Start:
         failure = self._tree.root.failure
         if failure is not None:
             raise failure
+        if self._listener_error is not None:
+            raise self._listener_failed(self._listener_error) from self._listener_error
         result = self._invocation.take()
         return result.raise_for_stop() if self._on_stop == "raise" else result
+
+    # --- who listens ---------------------------------------------------------------------------
+
+    def _guarded(self, on_event: Callable[[RunEvent], None]) -> Callable[[RunEvent], None]:
+        """``on_event``, but what it raises ends this run in order and comes out of ``run``.
+
+        Some events are told while a lease is given back. An error there would be one of the
+        supervisor's own code and end the whole tree, with the runs of other callers.
+        """
+
+        def tell(event: RunEvent) -> None:
+            if self._listener_error is not None:
+                return  # it is broken, and the run is on its way out
+            try:
+                on_event(event)
+            except Exception as error:
+                self._listener_error = error
+                assert self._actor is not None, self  # no event comes before the first step
+                self._actor.stop(StopKind.CANCELLED, f"on_event raised {error!r}")
+
+        return tell
+
+    def _listener_failed(self, error: Exception) -> RunError:
+        assert self._invocation is not None, self
+        return RunError(
+            "cave_agent_run_failed",
+            f"on_event raised {type(error).__name__}: {error}",
+            self._invocation.receipt,
+        )
 
     # --- where it runs -------------------------------------------------------------------------
 

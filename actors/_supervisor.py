@@ -39,7 +39,7 @@ async def frame(actor: Actor, body: Body) -> None:
         else:
             await _run_until(actor.deadline, actor, body)
     except Exception as error:
-        actor.outcome, actor.error = Outcome.FAILED, error
+        _note_error(actor, error)
     except BaseException as error:
         _note_cancellation(actor, error)
     if actor.children:
@@ -49,11 +49,27 @@ async def frame(actor: Actor, body: Body) -> None:
 
 async def _run_until(deadline: float, actor: Actor, body: Body) -> None:
     with anyio.CancelScope(deadline=deadline) as scope:
-        actor.value = await body(actor)
-        actor.outcome = Outcome.OK
+        try:
+            actor.value = await body(actor)
+            actor.outcome = Outcome.OK
+        except BaseException:
+            if scope.cancel_called:
+                _note_deadline(actor)
+            raise
     if scope.cancelled_caught:
         actor.outcome = Outcome.CANCELLED
-        _note_deadline(actor)
+
+
+def _note_error(actor: Actor, error: Exception) -> None:
+    """An error is the outcome, except where the actor was to end anyway.
+
+    Then the stop is why it ended, and the error is of its clean-up: a fault beside the outcome.
+    """
+    if actor.stop_asked is None:
+        actor.outcome, actor.error = Outcome.FAILED, error
+    else:
+        actor.outcome = Outcome.CANCELLED
+        actor.root.fault(actor, f"{actor.path}: its clean-up raised {error!r}")
 
 
 def _note_cancellation(actor: Actor, error: BaseException) -> None:
@@ -67,7 +83,7 @@ def _note_cancellation(actor: Actor, error: BaseException) -> None:
         actor.outcome = Outcome.CANCELLED
         _note_who_cancelled(actor)
     elif isinstance(rest, Exception):
-        actor.outcome, actor.error = Outcome.FAILED, rest
+        _note_error(actor, rest)
     else:
         # SystemExit and KeyboardInterrupt end the program, but not before the books are shut.
         actor.outcome, actor.error = Outcome.CANCELLED, error

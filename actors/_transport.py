@@ -6,8 +6,11 @@ come. The call's own task drains the answer, whoever reads along or does not.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import attrs
 import httpx
 
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 _TIMEOUT = httpx.Timeout(600.0, connect=15.0)
 
 _OK = 200
+_EVENT_STREAM = "text/event-stream"
 
 # An error page is read to be quoted, not to be stored.
 _MAX_ERROR_BYTES = 65_536
@@ -68,7 +72,7 @@ class Transport:
             ProviderError: An error answer, no answer, or an answer that broke off. What had
                 arrived is in ``sink.progress``.
         """
-        headers = {**codec.headers(api_key), "accept": "text/event-stream, application/json"}
+        headers = {**codec.headers(api_key), "accept": f"{_EVENT_STREAM}, application/json"}
         try:
             async with self._client.stream(
                 "POST",
@@ -98,12 +102,18 @@ def _notice_when_sent(sink: Sink) -> Any:
 
 
 async def _read(response: httpx.Response, codec: Codec, provider: str, sink: Sink) -> Reply:
-    if "text/event-stream" not in response.headers.get("content-type", ""):
+    # Where nothing is said it is what was asked for.
+    content_type = response.headers.get("content-type", _EVENT_STREAM).lower()
+    if _EVENT_STREAM not in content_type:
         return _whole(await response.aread(), codec, provider, sink)
     stream = _Stream(codec.stream_decoder(provider=provider), provider, sink)
+    chunks = response.aiter_bytes()
     try:
-        async for chunk in response.aiter_bytes():
+        async for chunk in chunks:
             stream.feed(chunk)
+    except ProviderError:
+        await _leave(chunks)
+        raise
     except httpx.HTTPError:
         # The connection may break between the end of the answer and its own. Then nothing is
         # missing, and an answer that was paid for is not thrown away.
@@ -111,6 +121,18 @@ async def _read(response: httpx.Response, codec: Codec, provider: str, sink: Sin
             raise
         return reply
     return stream.finish()
+
+
+async def _leave(chunks: AsyncIterator[bytes]) -> None:
+    """End the reading of an answer before its end.
+
+    A body is a pile of async generators; one that is dropped half way would be finished by nobody
+    knows whom. A cancellation goes through all of them, as it does when a run is cancelled.
+    """
+    with anyio.CancelScope() as scope, suppress(httpx.HTTPError):
+        scope.cancel()
+        async for _ in chunks:
+            pass  # what had arrived already
 
 
 @attrs.define(eq=False)
@@ -209,11 +231,12 @@ def _without(secret: str, page: bytes) -> bytes:
 
 
 async def _read_some(response: httpx.Response) -> bytes:
-    content = b""
+    content, chunks = b"", response.aiter_bytes()
     try:
-        async for chunk in response.aiter_bytes():
+        async for chunk in chunks:
             content += chunk
             if len(content) >= _MAX_ERROR_BYTES:
+                await _leave(chunks)
                 break
     except httpx.HTTPError:
         pass  # the status has said what matters; half an explanation is better than none

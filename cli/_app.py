@@ -6,7 +6,6 @@ when it is called, so that ``treewarden --help`` loads nothing but the parser.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -40,8 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except BrokenPipeError:
         # Whoever read our output has gone, `head` for example. There is nobody to tell.
-        _forget_stdout()
-        return 1
+        from ._errors import Exit, forget_stdout
+
+        forget_stdout()
+        return Exit.FAILED
     except (Exception, KeyboardInterrupt) as error:
         from ._errors import report
 
@@ -86,11 +87,3 @@ def _version() -> str:
     from importlib.metadata import version
 
     return f"treewarden {version('treewarden')}"
-
-
-def _forget_stdout() -> None:
-    # The interpreter flushes stdout at its end and would complain once more.
-    try:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError):
-        pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from enum import IntEnum
@@ -49,6 +50,15 @@ def tell(message: str) -> None:
     print(f"treewarden: {plain(message)}", file=sys.stderr)
 
 
+def forget_stdout() -> None:
+    """Stop writing to a stdout that nobody reads any more."""
+    # The interpreter flushes it at its end and would complain once more.
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):
+        pass  # no file behind it
+
+
 def plain(text: str) -> str:
     """``text`` without the control characters that could steer a terminal; lines stay lines.
 
@@ -59,12 +69,8 @@ def plain(text: str) -> str:
 
 def _only_one(error: BaseException) -> BaseException:
     """The error inside a group of one."""
-    while isinstance(error, BaseExceptionGroup):
-        inner: tuple[BaseException, ...] = error.exceptions  # pyright: ignore[reportUnknownMemberType]
-        if len(inner) > 1:
-            break
-        error = inner[0]
-    return error
+    inner: list[BaseException] = list(getattr(error, "exceptions", ()))
+    return _only_one(inner[0]) if len(inner) == 1 else error
 
 
 def _message(error: BaseException) -> str:

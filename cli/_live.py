@@ -20,7 +20,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from treewarden.ledgers import Event, Kind, Node, TreeState, Wallet, amount_of
+from treewarden.ledgers import Event, Kind, Node, TreeState, Unit, Wallet, amount_of
 from treewarden.protocols import (
     CallEnded,
     CallStarted,
@@ -38,8 +38,11 @@ from ._tables import ended_style, last_name, short_usd, with_guides
 
 _SECONDS_PER_FRAME = 0.1
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
-# Of what a model writes, the end is shown; no terminal needs more than this.
+# Of what a model writes, the end is kept; no terminal needs more than this. How much of it is shown
+# depends on what the other columns leave.
 _TAIL_CHARS = 300
+_SHORTEST_TAIL = 16
+_NUMBERS_WIDTH = 54
 
 
 class Progress(Protocol):
@@ -253,8 +256,9 @@ class LiveTree:
         """Draw until cancelled. In the run's own loop, so that nothing changes meanwhile."""
         while True:
             elapsed = time.monotonic() - self._began
-            picture = draw(self._picture, elapsed=elapsed, height=self._console.height)
-            self._live.update(picture, refresh=True)
+            width, height = self._console.size
+            drawn = draw(self._picture, elapsed=elapsed, width=width, height=height)
+            self._live.update(drawn, refresh=True)
             await anyio.sleep(_SECONDS_PER_FRAME)
 
 
@@ -269,8 +273,9 @@ class Hidden:
 Shown: TypeAlias = Row | Hidden
 
 
-def draw(picture: Picture, *, elapsed: float, height: int) -> RenderableType:
+def draw(picture: Picture, *, elapsed: float, width: int, height: int) -> RenderableType:
     """The whole picture, in at most about ``height`` lines."""
+    tail = max(_SHORTEST_TAIL, width - _NUMBERS_WIDTH)
     shown = _choose(picture, room=max(4, height - 4))
     table = Table(box=None, pad_edge=False, header_style="dim", expand=True)
     table.add_column("node", no_wrap=True, overflow="ellipsis", min_width=12)
@@ -279,7 +284,7 @@ def draw(picture: Picture, *, elapsed: float, height: int) -> RenderableType:
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True, overflow="ellipsis", ratio=1)
     for guide, item in _hung_up(picture, shown):
-        table.add_row(*_cells(picture, guide, item, elapsed))
+        table.add_row(*_cells(picture, guide, item, elapsed, tail))
     return Group(table, _footer(picture, elapsed))
 
 
@@ -298,7 +303,7 @@ def _choose(picture: Picture, *, room: int) -> dict[int, Row]:
     rows = list(picture.rows.values())
     if len(rows) > room:
         # Each parent that has something to hide takes a line for saying so.
-        room = max(1, room * 2 // 3)
+        room = max(room - sum(bool(row.children) for row in rows), room // 2)
         live = [row for row in rows if picture.is_alive(row)]
         over = [row for row in reversed(rows) if not picture.is_alive(row)]
         rows = [*live, *over][:room]
@@ -316,29 +321,25 @@ def _below(picture: Picture, shown: dict[int, Row], item: Shown) -> Sequence[Sho
     return below
 
 
-def _cells(picture: Picture, guide: str, item: Shown, elapsed: float) -> Iterator[Text]:
-    yield Text.assemble((guide, "dim"), (_name(item), "" if isinstance(item, Row) else "dim"))
+def _cells(picture: Picture, guide: str, item: Shown, elapsed: float, tail: int) -> Iterator[Text]:
     if isinstance(item, Hidden):
+        yield Text(f"{guide}… {item.running + item.over} more", "dim")
+        yield from [Text()] * 5
+        yield Text(f"{item.running} running, {item.over} ended", "dim")
         return
-    node, wallet = item.node, item.own_wallet
+    node, wallet, is_alive = item.node, item.own_wallet, picture.is_alive(item)
+    yield Text.assemble((guide, "dim"), last_name(node.path))
     yield _mark(picture, item, elapsed)
     yield Text(f"{node.model_calls:,}")
     yield Text(f"{node.tokens:,}")
     yield Text(short_usd(amount_of("usd", node.usd)))
-    is_alive = picture.is_alive(item)
-    yield Text(_left(picture, wallet) if wallet is not None and is_alive else "")
+    left = "" if wallet is None or not is_alive else _amount(picture.state.unit, wallet.free)
+    yield Text(left)
     if is_alive:
-        yield _end_of(picture.doing(item))
+        yield _end_of(picture.doing(item), tail)
     else:
         reason = item.stop_reason or "ended"
         yield Text(plain(reason), ended_style(reason))
-
-
-def _name(item: Shown) -> str:
-    if isinstance(item, Row):
-        return last_name(item.node.path)
-    parts = [f"{n} {what}" for n, what in ((item.running, "running"), (item.over, "ended")) if n]
-    return f"… {' and '.join(parts)} more"
 
 
 def _mark(picture: Picture, row: Row, elapsed: float) -> Text:
@@ -348,14 +349,14 @@ def _mark(picture: Picture, row: Row, elapsed: float) -> Text:
     return Text("✓" if reason == "complete" else "■", ended_style(reason))
 
 
-def _end_of(doing: str) -> Text:
+def _end_of(doing: str, most: int) -> Text:
     """What is being written is read at its end, where it grows."""
-    return Text(doing if len(doing) <= 40 else f"…{doing[-39:]}", "dim")
+    return Text(doing if len(doing) <= most else f"…{doing[1 - most :]}", "dim")
 
 
-def _left(picture: Picture, wallet: Wallet) -> str:
-    left = amount_of(picture.state.unit, wallet.free)
-    return short_usd(left) if picture.state.unit == "usd" else f"{left:,f}"
+def _amount(unit: Unit, amount: int) -> str:
+    value = amount_of(unit, amount)
+    return short_usd(value) if unit == "usd" else f"{value:,f}"
 
 
 def _footer(picture: Picture, elapsed: float) -> Text:
@@ -363,13 +364,13 @@ def _footer(picture: Picture, elapsed: float) -> Text:
     if 0 not in state.wallets:
         return Text("starts …", "dim")
     wallet, unit = state.wallets[0], state.unit
-    running = sum(picture.is_alive(row) for row in picture.rows.values())
-    parts = [f"{running} running", f"{state.counters.model_calls} calls"]
+    parts = [f"{_amount(unit, wallet.settled)} spent"]
     if wallet.is_bounded:
-        most = amount_of(unit, wallet.max)
-        ceiling = short_usd(most) if unit == "usd" else f"{most:,f} tokens"
-        parts.append(f"{_left(picture, wallet)} of {ceiling} left")
+        parts.append(f"{_amount(unit, wallet.free)} left of {_amount(unit, wallet.max)}")
+        parts.append(f"{_amount(unit, wallet.held + wallet.carved)} held")
+    running = sum(picture.is_alive(row) for row in picture.rows.values())
+    parts.append(f"{running} running")
     if wallet.queued:
-        parts.append(f"{wallet.queued} wait for money")
+        parts.append(f"{wallet.queued} waiting for money")
     parts.append(f"{elapsed:.0f} s")
-    return Text(" · ".join(parts), "dim")
+    return Text(" · ".join(parts), "dim", no_wrap=True, overflow="ellipsis")

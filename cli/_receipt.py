@@ -37,7 +37,8 @@ def receipt(
     """
     if json and contract:
         raise CommandError("--json and --contract exclude each other; both print JSON.")
-    read = _receipt_of(_parsed(_read(file), file), file)
+    name = "stdin" if file == "-" else file
+    read = _receipt_of(_parsed(_read(file), name), name)
     if json or contract:
         print(json_.dumps(read.to_contract_json() if contract else read.to_json(), indent=2))
         return Exit.OK

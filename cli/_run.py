@@ -21,7 +21,7 @@ import treewarden as tw
 from treewarden.actors import Agent, Budget, Limits, Result
 from treewarden.protocols import Receipt, RunError
 
-from ._errors import CommandError, Exit, plain, tell
+from ._errors import CommandError, Exit, forget_stdout, plain, tell
 from ._interrupts import Interrupts
 from ._live import Progress, progress_on
 from ._load import load_agent
@@ -210,15 +210,23 @@ class Ending:
         return Exit.FAILED if is_failed else Exit.LIMIT
 
     def show(self, screen: Console, *, as_json: bool, quiet: bool) -> None:
+        """The answer on stdout, all else on stderr."""
+        try:
+            self._answer(as_json=as_json)
+        except BrokenPipeError:
+            # Ctrl-C ends a whole pipeline. The receipt is told all the same.
+            forget_stdout()
+        if not quiet and not as_json:
+            screen.print()
+            show_receipt(screen, self.receipt, most_rows=_MOST_ROWS, with_root=False)
+        if self.code != Exit.OK:
+            tell(f"{self._verdict}: {self.detail}")
+
+    def _answer(self, *, as_json: bool) -> None:
         if as_json:
             _print(json_.dumps(self.to_json(), indent=2))
         elif self.text:
             _print(plain(self.text) if sys.stdout.isatty() else self.text)
-        if not quiet and not as_json:
-            screen.print()
-            show_receipt(screen, self.receipt, most_rows=_MOST_ROWS)
-        if self.code != Exit.OK:
-            tell(f"{self._verdict}: {self.detail}")
 
     @property
     def _verdict(self) -> str:

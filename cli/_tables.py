@@ -227,31 +227,46 @@ def _folded(receipts: list[Receipt]) -> _ReceiptRow:
     return _ReceiptRow(name=f"… {len(every)} more", sum=total, ended=plain(ended))
 
 
-def show_receipt(screen: Console, receipt: Receipt, *, most_rows: int | None = None) -> None:
-    """Print a receipt's table and what there is to say about it."""
+def show_receipt(
+    screen: Console, receipt: Receipt, *, most_rows: int | None = None, with_root: bool = True
+) -> None:
+    """Print a receipt's table and what there is to say about it.
+
+    Args:
+        with_root: Say why the run itself stopped, too.
+    """
     screen.print(receipt_table(receipt, most_rows=most_rows))
-    for note in _notes(receipt):
+    for note in _notes(receipt, with_root=with_root):
         screen.print(note, soft_wrap=not screen.is_terminal)
 
 
-def _notes(receipt: Receipt) -> list[Text]:
+def _notes(receipt: Receipt, *, with_root: bool) -> Iterator[Text]:
     """What the table has no column for: why it stopped, what was refused, what went wrong."""
-    notes: list[Text] = []
     every = list(receipt.walk())
-    reasons = Counter((last_name(r.path), r.stop_reason, r.reason) for r in every if r.reason)
-    for (name, stop_reason, reason), times in reasons.items():
-        notes.append(_note(f"{name} {stop_reason}", reason, times, ended_style(stop_reason)))
-    refusals = Counter(refusal.message for r in every for refusal in r.refusals)
-    notes += [_note("refused", message, times, _LIMITED) for message, times in refusals.items()]
-    faults = Counter(fault for r in every for fault in r.faults)
-    notes += [_note("fault", fault, times, _BAD) for fault, times in faults.items()]
+    nodes = every if with_root else every[1:]
+    reasons = [(f"{last_name(r.path)} {r.stop_reason}", r) for r in nodes if r.reason]
+    for what, times, r in _grouped(reasons, lambda r: r.stop_reason):
+        yield _note(what, r.reason, times, ended_style(r.stop_reason))
+    refusals = [("refused", refusal) for r in every for refusal in r.refusals]
+    for what, times, refusal in _grouped(refusals, lambda refusal: refusal.code):
+        yield _note(what, refusal.message, times, _LIMITED)
+    faults = [("fault", fault) for r in every for fault in r.faults]
+    for what, times, fault in _grouped(faults, lambda fault: fault):
+        yield _note(what, fault, times, _BAD)
     if receipt.total.is_unpriced:
-        notes.append(_note("no price", "some models have no known price; their USD count 0", 1, ""))
-    return notes
+        yield _note("no price", "some models have no known price; their USD count 0", 1, "")
+
+
+def _grouped(items: list[tuple[str, T]], kind: Callable[[T], str]) -> Iterator[tuple[str, int, T]]:
+    """The first of each kind, and how many there are; a hundred subagents stop for one reason."""
+    times = Counter(kind(item) for _, item in items)
+    for what, item in items:
+        if kind(item) in times:
+            yield what, times.pop(kind(item)), item
 
 
 def _note(what: str, why: str, times: int, style: str) -> Text:
-    often = f" ({times} times)" if times > 1 else ""
+    often = f" (and {times - 1} more)" if times > 1 else ""
     return Text.assemble((plain(f"{what}{often}"), style), f": {plain(why)}")
 
 

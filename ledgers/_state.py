@@ -35,6 +35,10 @@ from ._events import (
 )
 from ._wallet import Unit, Wallet
 
+# Every actor's start and end asks for its kind several times, and on Python 3.11 `Kind.AGENT` costs
+# as much as a function call.
+_AGENT, _TOOL, _RUN = Kind.AGENT, Kind.TOOL, Kind.RUN
+
 
 class OpenHold(NamedTuple):
     """Money held for a call that is not settled."""
@@ -214,7 +218,7 @@ def _admitted(state: TreeState, e: Admitted) -> None:
     counters.open_spans += 1
     kind = e.kind
     depth = parent.depth
-    if kind is Kind.AGENT:
+    if kind is _AGENT:
         depth += 1
         counters.admitted += 1
         counters.active += 1
@@ -225,10 +229,10 @@ def _admitted(state: TreeState, e: Admitted) -> None:
             parent.tool_calls += 1
             counters.tool_calls += 1
             _count_attempt(parent, e.tool)
-    elif kind is Kind.TOOL:
+    elif kind is _TOOL:
         parent.tool_calls += 1
         counters.tool_calls += 1
-    elif kind is Kind.RUN:
+    elif kind is _RUN:
         depth = 0
         counters.runs += 1
     owns = e.carve is not None
@@ -237,11 +241,12 @@ def _admitted(state: TreeState, e: Admitted) -> None:
         own = Wallet(e.node, path, wallet, e.carve, e.carve)
         wallet.carve(own, e.carve)
         state.wallets[e.node] = wallet = own
-    wallet.reserve(e.set_aside)
     state.nodes[e.node] = node = Node(
         e.node, parent, path, kind, wallet, owns, depth, e.deadline, e.at, e.span_id
     )
-    node.set_aside = e.set_aside
+    if e.set_aside:
+        wallet.reserve(e.set_aside)
+        node.set_aside = e.set_aside
 
 
 def _refused(state: TreeState, e: Refused) -> None:
@@ -260,14 +265,15 @@ def _ended(state: TreeState, e: Ended) -> None:
     node = state.nodes.pop(e.node)
     assert not node.holds and not node.tickets, node
     wallet = node.wallet
-    wallet.end_reserve(node.set_aside)
+    if node.set_aside:
+        wallet.end_reserve(node.set_aside)
     if node.owns_wallet and node.parent is not None:
         # The root's wallet stays to be looked at when the tree is closed.
         wallet.end_carve()
         del state.wallets[wallet.id]
     counters = state.counters
     counters.open_spans -= 1
-    if node.kind is Kind.AGENT:
+    if node.kind is _AGENT:
         counters.active -= 1
         counters.released += 1
     parent = node.parent

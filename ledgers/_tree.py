@@ -51,6 +51,9 @@ from ._wallet import UNBOUNDED, Unit, Wallet
 
 Wake = Callable[[], None]
 
+# Looked up once; see _state.py.
+_AGENT, _TOOL, _RUN = Kind.AGENT, Kind.TOOL, Kind.RUN
+
 
 @attrs.frozen
 class Stop:
@@ -198,7 +201,7 @@ class TreeLedger:
         problem = self._why_not(node, name, kind, tool) or self._why_no_wallet(
             node, name, cap, min_cap, set_aside
         )
-        if problem is None and kind is Kind.AGENT:
+        if problem is None and kind is _AGENT:
             problem = self._why_no_slot(node, name)
         if problem is not None:
             self._record(Refused(at, node.id, problem.code, tool))
@@ -235,20 +238,24 @@ class TreeLedger:
             raise LedgerError(f"the lease of {node.path} has ended before")
         if node.live_children:
             raise LedgerError(f"{node.path} still has {node.live_children} children")
-        # Youngest first: when an older one leaves, the next of this lease would be granted.
-        for ticket_id in reversed(list(node.tickets or ())):
-            self.leave(self._tickets[ticket_id], at)
-        for hold_id in list(node.holds or ()):
-            self._end_open_call(self._holds[hold_id], at)
+        if node.tickets or node.holds:
+            self._end_open_calls(node, at)
         lease.is_ended = True
         gives_back = node.owns_wallet or node.set_aside
         self._record(Ended(at, node.id, outcome))
-        if gives_back and node.parent is not None:
+        if gives_back and self._money_queues and node.parent is not None:
             self._rerun_upwards(node.parent.wallet, at)
 
     def count_restart(self, lease: Lease, at: float) -> None:
         """Record that a supervised actor was started again under its lease."""
         self._record(Restarted(at, lease.id))
+
+    def _end_open_calls(self, node: Node, at: float) -> None:
+        # Youngest first: when an older one leaves, the next of this lease would be granted.
+        for ticket_id in reversed(list(node.tickets or ())):
+            self.leave(self._tickets[ticket_id], at)
+        for hold_id in list(node.holds or ()):
+            self._end_open_call(self._holds[hold_id], at)
 
     def _end_open_call(self, hold: Hold, at: float) -> None:
         if hold.is_dispatched:
@@ -269,19 +276,19 @@ class TreeLedger:
 
     def _why_not(self, node: Node, name: str, kind: Kind, tool: str | None) -> RefusedError | None:
         caps, counters = self._state.caps, self._state.counters
-        if kind is Kind.AGENT and node.depth + 1 > caps.max_depth:
+        if kind is _AGENT and node.depth + 1 > caps.max_depth:
             return self._refusal(
                 "cave_subagent_depth_limit", node, name, "the tree", "levels of subagents",
                 str(node.depth + 1), str(caps.max_depth),
                 "Do this work here instead of delegating it.",
             )  # fmt: skip
-        is_tool_call = kind is Kind.TOOL or tool is not None
+        is_tool_call = kind is _TOOL or tool is not None
         if is_tool_call and _is_full(caps.max_tool_calls, counters.tool_calls):
             return self._refusal(
                 "cave_tool_call_budget_exceeded", node, name, "the tree", "tool calls", "1", "0",
                 f"All {caps.max_tool_calls} tool calls of the tree are used.",
             )  # fmt: skip
-        if kind is Kind.RUN and _is_full(caps.max_runs, counters.runs):
+        if kind is _RUN and _is_full(caps.max_runs, counters.runs):
             return self._refusal(
                 "cave_run_limit", node, name, "the tree", "runs", "1", "0",
                 f"The tree was opened for {caps.max_runs} runs (max_runs).",
@@ -314,7 +321,7 @@ class TreeLedger:
             return None
         wallet = node.wallet
         # The reserve is set aside on the wallet that the node draws on: inside a carve of its own.
-        least = max(aside, 0 if cap is None else max(1, cap if min_cap is None else min_cap))
+        least = aside if cap is None else max(aside, 1, cap if min_cap is None else min_cap)
         advice = None
         if wallet.blocked_by() is not None:
             advice = "That wallet funds nothing any more."
@@ -817,7 +824,7 @@ class TreeLedger:
 
     def _active_paths(self) -> tuple[str, ...]:
         alive = islice(self._state.nodes.values(), 64)
-        return tuple(islice((n.path for n in alive if n.kind is Kind.AGENT), 3))
+        return tuple(islice((n.path for n in alive if n.kind is _AGENT), 3))
 
     def _dimension(self) -> str:
         return "USD" if self.unit == "usd" else "tokens"

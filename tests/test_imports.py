@@ -90,9 +90,12 @@ def cost_of(program: str, python: Run) -> float:
     """Median CPU milliseconds of ``program`` above those of an interpreter that does nothing."""
     python(program)  # compiles
     # Taken in turns, so that what else the machine does falls on both alike.
-    pairs = [(cpu_seconds(program, python), cpu_seconds(NOTHING, python)) for _ in range(RUNS)]
-    with_it, without = (statistics.median(column) for column in zip(*pairs, strict=True))
-    return (with_it - without) * 1000
+    with_it: list[float] = []
+    without: list[float] = []
+    for _ in range(RUNS):
+        with_it.append(cpu_seconds(program, python))
+        without.append(cpu_seconds(NOTHING, python))
+    return (statistics.median(with_it) - statistics.median(without)) * 1000
 
 
 def test_the_front_door_loads_the_standard_library_and_itself_only(python: Run) -> None:

@@ -368,7 +368,10 @@ class Books:
             return 0, False
         usd, is_whole = rate.cost(usage), True
         for inner in usage.extra:
-            its_rate = rate if inner.model is None else self.rates.get(inner.model)
+            its_rate = rate
+            if inner.model is not None:
+                # The end of a lease settles what is open without a price list at hand.
+                its_rate = None if self.ending is None else self.rates.get(inner.model)
             inner_usd, is_known = self._cost(inner, its_rate)
             usd += inner_usd
             is_whole = is_whole and is_known

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import anyio
 import attrs
+
+from .kit import Backend
 
 # An answer is the pieces in which its bytes are sent.
 Answer = Sequence[bytes]
@@ -63,6 +66,10 @@ def provider(*answers: Answer) -> Iterator[Loopback]:
         server.server_close()
 
 
-def in_pieces(stream: bytes, size: int) -> Iterable[bytes]:
-    """The bytes of a stream in pieces of at most ``size``."""
-    return (stream[at : at + size] for at in range(0, len(stream), size))
+def serve(
+    backend: Backend, scenario: Callable[[Loopback], Awaitable[None]], *answers: Answer
+) -> None:
+    """Run a scenario in real time beside a provider that gives these answers, each once."""
+    with provider(*answers) as server:
+        anyio.run(scenario, server, backend=backend)
+        assert server.answers == []

@@ -11,15 +11,17 @@ import pytest
 
 import treewarden as tw
 from treewarden.actors import Brief, ModelSession
-from treewarden.protocols import CallEnded, CallStarted, RunEvent
+from treewarden.protocols import CallEnded, RunEvent
 from treewarden.testing import Reply, ScriptedModel, ScriptedRequest, VirtualClock
 
+from ..wire._streams import DONE, USAGE, chunk, sse, usage_only
 from .kit import (
     Backend,
     Measured,
     Witness,
     both_backends,
     check_books,
+    check_closed,
     check_nobody_was_refused,
     explore,
     free_model,
@@ -29,6 +31,7 @@ from .kit import (
     tasks,
     uses_all,
 )
+from .loopback import Loopback, serve
 
 # --- E01: every child reads the same spend before any has spent ----------------------------------
 
@@ -82,7 +85,7 @@ def test_E01_five_children_share_a_tenth_of_a_dollar(
 
     # Where at most one child does more than start and stop, there are 120 orders; more seeds see
     # more of them.
-    seeds = 200 if calls == 2 or on_contention == "wait" and calls else 300
+    seeds = 200 if calls == 2 or (on_contention == "wait" and calls) else 300
     what = f"E01 at ${worst_case}, clamp {clamp}, {on_contention}"
     explore(scenario, record_property, what, seeds=seeds)
 
@@ -115,9 +118,7 @@ def check_stops(result: tw.Result, **expected: int) -> None:
 # --- E02, E03, E04: counted limits ---------------------------------------------------------------
 
 
-def looker(
-    model: ScriptedModel, ran: list[str], witness: Witness, **options: Any
-) -> tw.Agent:
+def looker(model: ScriptedModel, ran: list[str], witness: Witness, **options: Any) -> tw.Agent:
     """An agent with one tool, which writes down who called it."""
 
     @tw.tool(effect="read", runs="host")
@@ -355,7 +356,7 @@ def test_E07_two_of_ten_requests_are_sent_although_spend_is_recorded_late(
     explore(scenario, record_property, "E07")
 
 
-def test_E07_two_of_ten_requests_are_sent_although_whoever_listens_crashes(
+def test_E07_no_more_than_two_of_ten_requests_are_paid_for_when_whoever_records_them_crashes(
     record_property: Measured,
 ) -> None:
     async def scenario() -> Witness:
@@ -371,11 +372,15 @@ def test_E07_two_of_ten_requests_are_sent_although_whoever_listens_crashes(
 
         options = {**witness.options, "on_event": record}
         budget = tw.Budget(max_usd="0.02", clamp=False)
-        result = await tw.run(boss, "go", budget=budget, limits=limits, **options)
+        with pytest.raises(tw.RunError, match="the database of usage is away") as caught:
+            await tw.run(boss, "go", budget=budget, limits=limits, **options)
+        assert isinstance(caught.value.__cause__, OSError)
         assert len(worker.requests) == 2
-        assert result.cost_usd == Decimal("0.02")
-        check_stops(result, failed=2, budget_exhausted=8)
-        check_books(witness, result.receipt, worker, planner)
+        # The first was measured; the second had its text, but was cut off before its usage came.
+        bases = [line.basis for r in caught.value.receipt.subagents for line in r.lines]
+        assert sorted(bases) in (["estimated", "provider_reported"], ["provider_reported"] * 2)
+        assert Decimal("0.01") < caught.value.receipt.total.usd <= Decimal("0.02")
+        check_books(witness, caught.value.receipt, worker, planner)
         return witness
 
     explore(scenario, record_property, "E07 with a listener that crashes")
@@ -405,6 +410,35 @@ def test_E09_what_is_held_is_what_the_provider_is_told(
         check_books(witness, result.receipt, model)
 
     VirtualClock().run(scenario, backend=backend)
+
+
+@both_backends
+@pytest.mark.parametrize(
+    ("options", "on_the_wire", "held"),
+    [
+        # Both names mean the output limit, so it is sent under the one this server reads.
+        ({"settings": {"max_completion_tokens": 10}}, 10, "0.00015"),
+        ({"settings": {"max_output_tokens": 10}}, 10, "0.00015"),
+        # Nobody here knows that field, so it limits nothing.
+        ({"extra_body": {"max_new_tokens": 10}}, 8_192, "0.12288"),
+    ],
+)
+def test_E09_the_number_on_the_wire_is_the_one_that_is_held(
+    options: dict[str, Any], on_the_wire: int, held: str, backend: Backend
+) -> None:
+    async def scenario(server: Loopback) -> None:
+        model = tw.model("local/gpt", base_url=server.url, price=FREE_INPUT, **options)
+        agent = tw.agent(id="brief", instructions="Be brief.", model=model)
+        witness = Witness()
+        result = await tw.run(agent, "hi", budget=tw.Budget(max_usd="1.00"), journal=witness.write)
+        (body,) = server.requests
+        assert body["max_tokens"] == on_the_wire
+        assert "max_completion_tokens" not in body
+        assert witness.holds() == [Decimal(held)]
+        assert result.cost_usd == 7 * Decimal("0.000015")
+        check_closed(witness)
+
+    serve(backend, scenario, [sse(chunk("Hi"), chunk(finish="stop"), usage_only(USAGE), DONE)])
 
 
 class BrokenBuilder(ScriptedModel):

@@ -521,10 +521,13 @@ def test_a_worker_thread_without_work_is_not_waited_for(backend: Backend) -> Non
     watch = Stopwatch()
     all_here = threading.Barrier(12)  # more at once than an earlier test may have left in a cache
 
+    async def meet() -> None:
+        await anyio.to_thread.run_sync(all_here.wait)
+
     async def program() -> None:
         async with anyio.create_task_group() as tasks:
             for _ in range(12):
-                tasks.start_soon(anyio.to_thread.run_sync, all_here.wait)
+                tasks.start_soon(meet)
         await anyio.sleep(HOUR)
         await never()
 
