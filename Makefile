@@ -40,16 +40,18 @@ demo-lm: $(VENV)/.lm
 	$(PY) examples/local_model_tree.py
 
 test: $(VENV)/.dev
-	$(PY) -m pytest -n $(JOBS) --dist worksteal -m 'not soak' $(ARGS)
+	$(PY) -m pytest -n $(JOBS) --dist worksteal -r fEs -m 'not soak' $(ARGS)
 
 soak: $(VENV)/.dev
 	SOAK_SECONDS=$(SOAK_SECONDS) $(PY) -m pytest --timeout=0 -m soak $(ARGS)
 
 lint: $(VENV)/.lint
-	$(PY) -m ruff check .
-	$(PY) -m ruff format --check .
-	$(PY) -m mypy
-	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(PY) -m pyright --pythonpath $(PY)
+	@bad=0; check() { echo "$$*"; "$$@" || bad=1; }; \
+	check $(PY) -m ruff check .; \
+	check $(PY) -m ruff format --check .; \
+	check $(PY) -m mypy; \
+	check env PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(PY) -m pyright --pythonpath $(PY); \
+	exit $$bad
 
 bench: $(VENV)/.dev
 	@set -e; for file in benchmarks/bench_*.py; do echo "== $$file"; $(PY) "$$file"; done

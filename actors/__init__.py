@@ -38,6 +38,9 @@ from ._run import open_tree as open_tree
 from ._run import run as run
 from ._run import run_sync as run_sync
 from ._run import stream as stream
+from ._sinks import JsonLinesJournal as JsonLinesJournal
+from ._sinks import SQLiteJournal as SQLiteJournal
+from ._sinks import read_journal as read_journal
 from ._stream import RunStream as RunStream
 from ._supervision import Intensity as Intensity
 from ._supervision import Plan as Plan

@@ -19,7 +19,15 @@ import attrs
 from treewarden.ledgers import Money, usd
 from treewarden.protocols import JSONObject, ToolSpec, UsageError
 
-from ._schemas import Shape, shape_of_parameters, shape_of_schema, shape_of_type
+from ._schemas import (
+    Shape,
+    UnknownHint,
+    hint_of,
+    shape_of_parameters,
+    shape_of_schema,
+    shape_of_type,
+    without_partials,
+)
 
 if TYPE_CHECKING:
     from ._models import Auto, Model
@@ -255,6 +263,7 @@ def tool(
     if parameters is None:
         shape = shape_of_parameters(function, skip=context_name, docs=docs, what=what)
     else:
+        _check_parameters(what, parameters)
         shape = shape_of_schema(parameters, what=what)
     return Tool(
         name=named,
@@ -307,16 +316,15 @@ def subagent(
             f"{what}: max_usd and max_tokens exclude each other; a tree has one denomination.",
             code="cave_budget_denomination_ambiguous",
         )
-    if min_tokens is not None and (max_tokens is None or min_tokens > max_tokens):
-        raise UsageError(f"{what}: min_tokens goes with a max_tokens that is at least as large.")
+    most_tokens, least_tokens = _token_cap(what, max_tokens, min_tokens)
     return Subagent(
         name=name,
         description=description,
         target=agent,
         max_usd=most_usd,
         min_usd=least_usd,
-        max_tokens=positive_or_none(max_tokens, f"{what}: max_tokens"),
-        min_tokens=positive_or_none(min_tokens, f"{what}: min_tokens"),
+        max_tokens=most_tokens,
+        min_tokens=least_tokens,
         max_calls=positive_or_none(max_calls, f"{what}: max_calls"),
         max_input_chars=positive(max_input_chars, f"{what}: max_input_chars"),
         timeout_seconds=seconds(timeout_seconds, f"{what}: timeout_seconds"),
@@ -380,8 +388,7 @@ def agent(
             f'{what}: sandbox is {sandbox!r}. Use "host" or "fixture"; confined workers '
             '("required") do not exist yet.'
         )
-    offered = tuple(tools)
-    _check_tools(what, offered)
+    offered = _checked_tools(what, tools)
     declared = output if isinstance(output, Output) or output is None else _output(output)
     return Agent(
         id=id,
@@ -442,9 +449,12 @@ def _walk(node: Any, above: tuple[Agent, ...], found: dict[int, Agent]) -> None:
 # --- checks -----------------------------------------------------------------------------------
 
 
-def _check_tools(what: str, tools: tuple[Any, ...]) -> None:
+def _checked_tools(what: str, tools: Any) -> tuple[Tool | Subagent, ...]:
+    if not isinstance(tools, Iterable):
+        raise UsageError(f"{what}: tools is {tools!r}. Give a list: tools=[…].")
+    offered: tuple[Any, ...] = tuple(tools)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     names: set[str] = set()
-    for item in tools:
+    for item in offered:
         if not isinstance(item, (Tool, Subagent)):
             raise UsageError(
                 f"{what}: {item!r} is not a tool. Decorate the function with "
@@ -457,12 +467,14 @@ def _check_tools(what: str, tools: tuple[Any, ...]) -> None:
                 code="cave_duplicate_tool_name",
             )
         names.add(item.name)
+    return offered
 
 
 def _check_tool_name(name: str) -> None:
     if not _TOOL_NAME.fullmatch(name):
         raise UsageError(
-            f"tool name {name!r}: at most 128 letters, digits, _ and -, starting with a letter",
+            f"tool name {name!r}: at most 128 letters, digits, _ and -, starting with a letter. "
+            "Pass name= to choose one.",
             code="cave_tool_definition_invalid",
         )
     if name.startswith(_RESERVED_PREFIX):
@@ -478,6 +490,15 @@ def _check_effect(what: str, effect: Any) -> None:
         raise UsageError(
             f'{what} has {said}. Say what it does to the world: effect="read", "write", '
             '"idempotent" or "external".',
+            code="cave_tool_definition_invalid",
+        )
+
+
+def _check_parameters(what: str, parameters: Mapping[str, Any]) -> None:
+    if parameters.get("type") != "object":
+        raise UsageError(
+            f"{what}: parameters has type {parameters.get('type')!r}. A model gives arguments by "
+            'name, so the schema is of type "object".',
             code="cave_tool_definition_invalid",
         )
 
@@ -510,10 +531,25 @@ def _cap(
     return cap, floor
 
 
-def positive(value: Any, what: str) -> int:
+def _token_cap(what: str, most: Any, least: Any) -> tuple[int | None, int | None]:
+    if most is None:
+        if least is not None:
+            raise UsageError(f"{what}: min_tokens goes with max_tokens")
+        return None, None
+    code = "cave_budget_max_invalid"
+    cap = positive(most, f"{what}: max_tokens", code=code)
+    if least is None:
+        return cap, None
+    floor = positive(least, f"{what}: min_tokens", code=code)
+    if floor > cap:
+        raise UsageError(f"{what}: min_tokens {floor} is above max_tokens {cap}")
+    return cap, floor
+
+
+def positive(value: Any, what: str, *, code: str = "cave_agent_definition_invalid") -> int:
     """``value``, if it is a positive int."""
     if type(value) is not int or not 0 < value < 2**53:
-        raise UsageError(f"{what} is {value!r}, not a positive whole number")
+        raise UsageError(f"{what} is {value!r}, not a positive whole number", code=code)
     return value
 
 
@@ -544,7 +580,7 @@ def seconds(value: Any, what: str, *, code: str = "cave_run_deadline_invalid") -
 
 def _texts(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
     """Description and parameter texts out of a docstring."""
-    raw = inspect.getdoc(function)
+    raw = inspect.getdoc(without_partials(function))
     if not raw:
         return "", {}
     import docstring_parser
@@ -557,15 +593,22 @@ def _texts(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
 
 def _context_parameter(function: Callable[..., Any]) -> str | None:
     for parameter in inspect.signature(function).parameters.values():
-        hint = parameter.annotation
-        if isinstance(hint, str):
-            if re.fullmatch(r"(\w+\.)*Context(\[.*\])?", hint):
+        if parameter.annotation is parameter.empty:
+            if parameter.name == "ctx":
                 return parameter.name
-        elif hint is Context or typing.get_origin(hint) is Context:
-            return parameter.name
-        if parameter.name == "ctx" and hint is parameter.empty:
+        elif _is_context(function, parameter):
             return parameter.name
     return None
+
+
+def _is_context(function: Callable[..., Any], parameter: inspect.Parameter) -> bool:
+    try:
+        hint = hint_of(function, parameter)
+    except UnknownHint:
+        # Deps is often imported for type checkers only. Then the words have to do.
+        words = str(parameter.annotation).strip("'\"")
+        return re.fullmatch(r"(\w+\.)*Context(\[.*\])?", words) is not None
+    return hint is Context or typing.get_origin(hint) is Context
 
 
 # Called with each ToolCall before it runs: True or None lets it run, False or a text does not.

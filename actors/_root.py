@@ -10,15 +10,15 @@ from __future__ import annotations
 import math
 import sys
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import anyio.lowlevel
 import attrs
 
 from treewarden.ledgers import Kind, Lease, Outcome, TreeLedger
-from treewarden.protocols import SupervisorCancelled, TreeCrashed, TreewardenError, UsageError
+from treewarden.protocols import SupervisorCancelled, TreeCrashed, UsageError
 
 from ._actor import Actor, StopKind
 from ._clock import Clock, running_backend
@@ -27,6 +27,10 @@ from ._supervisor import Body, frame
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
+
+
+_CLEAN_UP_SECONDS = 5.0
+"""How long closing connections may take once everything else is over."""
 
 
 class RootSupervisor:
@@ -42,8 +46,12 @@ class RootSupervisor:
         self.cancelled_type: type[BaseException] = anyio.get_cancelled_exc_class()
         # The parent of all top-level runs. It has no task of its own.
         self.top = Actor(self, ledger.root, None, None, state=State.RUNNING)
-        # Why the tree ended before it was closed, or None.
-        self.failure: TreewardenError | None = None
+        # Why the tree ended before it was closed, or None. Whoever waits for a run raises it.
+        self.failure: BaseException | None = None
+        # It ends by itself with its last top-level run: nobody else would close it.
+        self.closes_when_empty = False
+        # What the tree owns beside its actors and is given back when they are gone.
+        self.on_close: Callable[[], Awaitable[None]] | None = None
         self.is_closing = False
         self.is_closed = False
         self._is_on_asyncio = running_backend() == "asyncio"
@@ -82,9 +90,8 @@ class RootSupervisor:
             actor.stop(StopKind.CLOSED, reason)
         self._close_asked.set()
         await self._closed.wait()
-        host, self._host = self._host, None
-        if host is not None:
-            await host.leave()
+        if self._host is not None:
+            await self._host.wait_if_leaving()
 
     async def _live(self) -> None:
         """The body of the tree's own task."""
@@ -103,8 +110,31 @@ class RootSupervisor:
             # A bug of ours in one tree must not take the host's other trees with it. Everything
             # in this one was cancelled by the group and has ended.
             self.failure = TreeCrashed(crash)
+        except BaseExceptionGroup as errors:
+            # An actor raised what ends the program. asyncio has told the program already; on trio
+            # it would be an internal error if it came out of the host. What else there is in the
+            # group are cancellations, and they are passed on.
+            ending, rest = errors.split((KeyboardInterrupt, SystemExit))
+            if ending is None:
+                raise
+            self.failure = _first_of(ending)
+            if rest is not None:
+                raise rest from None
         finally:
             self._shut_books()
+            await self._give_back()
+
+    async def _give_back(self) -> None:
+        """Clean up what has to be awaited; money and slots are back already."""
+        try:
+            if self.on_close is not None:
+                with anyio.move_on_after(_CLEAN_UP_SECONDS, shield=True):
+                    await self.on_close()
+        finally:
+            self.is_closed = True
+            self._closed.set()
+            if self._host is not None:
+                self._host.let_go()
 
     async def _settle_what_never_started(self) -> None:
         """End the leases of tasks that are gone without a word.
@@ -128,8 +158,6 @@ class RootSupervisor:
         self._group = None
         self.ledger.end(self.ledger.root, Outcome.OK, self.clock.monotonic())
         self.top.state = State.ENDED
-        self.is_closed = True
-        self._closed.set()
 
     # --- actors ------------------------------------------------------------------------------
 
@@ -214,6 +242,9 @@ class RootSupervisor:
             if actor.parent is not None:
                 actor.parent.lose(actor)
             actor.mark_ended()
+            if self.closes_when_empty and not self.top.children:
+                self.is_closing = True
+                self._close_asked.set()
 
     # --- cancellation that is not ours ---------------------------------------------------------
 
@@ -258,10 +289,28 @@ class RootSupervisor:
         except anyio.NoEventLoopError:
             return False
 
+    def signal(self, message: Callable[[], None]) -> None:
+        """Have ``message`` called in the tree's loop, from any thread and from a finaliser.
+
+        Nothing happens when that loop is gone.
+        """
+        loop: Any = self._token.native_token
+        send = getattr(loop, "call_soon_threadsafe", None) or loop.run_sync_soon
+        try:
+            send(message)
+        except RuntimeError:
+            pass  # asyncio's and trio's word for a loop that has ended
+
     @property
     def token(self) -> Any:
         """The loop's token, to send it a message from a thread."""
         return self._token
+
+
+def _first_of(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
+    return error
 
 
 def _below(actor: Actor) -> list[Actor]:
@@ -301,7 +350,7 @@ class Host:
         try:
             await host._ready.wait()
         except BaseException:
-            host._let_go()
+            host.let_go()
             raise
         return host
 
@@ -309,13 +358,13 @@ class Host:
         assert self._group is not None, self
         self._group.start_soon(body)
 
-    async def leave(self) -> None:
-        """Give the host back; the last one to do so sees it go."""
-        self._let_go()
+    async def wait_if_leaving(self) -> None:
+        """Return when the host is gone, if nobody needs it any more."""
         if self._is_leaving:
             await self._gone.wait()
 
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
+        """Give the host back; it goes with the last one."""
         self._users -= 1
         if self._users == 0:
             self._is_leaving = True

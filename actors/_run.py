@@ -309,7 +309,6 @@ class OpenTree:
         self._ids = ids
         self._clock_scope = clock_scope
         self._transport: Transport | None = None
-        self._is_closed = False
 
     @classmethod
     async def open(
@@ -341,7 +340,9 @@ class OpenTree:
         except BaseException:
             _uninstall(clock_scope)
             raise
-        return cls(root, budget, ids, clock_scope)
+        tree = cls(root, budget, ids, clock_scope)
+        root.on_close = tree._give_back
+        return tree
 
     def transport(self) -> Transport:
         """The tree's connections, made at the first call that needs them."""
@@ -355,14 +356,14 @@ class OpenTree:
         return str(uuid.UUID(int=self._ids.getrandbits(128), version=4))
 
     async def close(self) -> None:
-        if self._is_closed:
-            return
-        self._is_closed = True
+        await self.root.close()
+
+    async def _give_back(self) -> None:
+        """The tree's own task calls this when all actors are gone."""
         try:
-            await self.root.close()
-        finally:
             if self._transport is not None:
                 await self._transport.close()
+        finally:
             _uninstall(self._clock_scope)
 
 
@@ -445,6 +446,7 @@ class Start:
             raise
         assert self._actor is not None, self
         assert self._invocation is not None, self
+        tree.root.closes_when_empty = tree.root.closes_when_empty or self._is_own_tree
         return self._actor, self._invocation
 
     async def finish(self) -> None:

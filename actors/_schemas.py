@@ -6,8 +6,10 @@ must stay cheap to import.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
+import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -45,8 +47,10 @@ def shape_of_type(type_: Any, *, what: str) -> Shape:
             [type_], ref_template="#/$defs/{name}"
         )
     except TypeError as error:
+        # The lines before the last speak of msgspec's own options.
+        why = str(error).rpartition("\n")[2].removesuffix(".")
         raise UsageError(
-            f"{what} has no JSON schema: {error}. Use an attrs class, a dataclass, a msgspec "
+            f"{what} has no JSON schema: {why}. Use an attrs class, a dataclass, a msgspec "
             "Struct, plain types, or give a JSON schema.",
             code="cave_tool_definition_invalid",
         ) from None
@@ -65,19 +69,25 @@ def shape_of_schema(schema: Mapping[str, Any], *, what: str) -> Shape:
     import jsonschema_rs
 
     try:
-        validator = jsonschema_rs.validator_for(dict(schema))
+        validator = jsonschema_rs.validator_for(dict(schema), retriever=_retrieve_nothing)
     except Exception as error:  # its errors share no public base; none of them is a cancellation
+        why = str(error).partition("\n")[0]
         raise UsageError(
-            f"{what} is not a valid JSON schema: {error}", code="cave_tool_definition_invalid"
+            f"{what} is not a valid JSON schema: {why}", code="cave_tool_definition_invalid"
         ) from None
 
     def convert(value: Any) -> Any:
         for error in validator.iter_errors(value):
-            where = "".join(f"[{p!r}]" for p in error.instance_path)
+            path = error.instance_path
+            where = "".join(f".{p}" if isinstance(p, str) else f"[{p}]" for p in path)
             raise Mismatch(f"{error.message} - at `${where}`")
         return value
 
     return Shape(schema=dict(schema), convert=convert)
+
+
+def _retrieve_nothing(uri: str) -> Any:
+    raise ValueError(f"it refers to {uri}, and no document is fetched")
 
 
 def shape_of_parameters(
@@ -86,12 +96,11 @@ def shape_of_parameters(
     """The shape of a function's parameters, as an object. Converts to keyword arguments."""
     import msgspec
 
-    hints = _hints(function, what)
-    fields: list[Any] = []
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.name == skip:
-            continue
-        fields.append(_field(parameter, hints, docs, what))
+    fields = [
+        _field(function, parameter, docs, what)
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.name != skip
+    ]
     struct: Any = msgspec.defstruct("arguments", fields, kw_only=True, forbid_unknown_fields=True)
     shape = shape_of_type(struct, what=what)
     names = struct.__struct_fields__
@@ -104,10 +113,43 @@ def shape_of_parameters(
     return Shape(schema=schema, convert=convert)
 
 
-def _hints(function: Callable[..., Any], what: str) -> dict[str, Any]:
+# What an annotation that cannot be looked up raises: an unknown name, an unknown attribute of a
+# module, text that is no expression, an expression that is no type.
+UnknownHint = (NameError, AttributeError, SyntaxError, TypeError)
+
+
+def hint_of(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
+    """What a parameter is annotated with, its names looked up where the function was defined.
+
+    One parameter at a time: a name that only another annotation needs may be unknown at run time.
+
+    Raises:
+        UnknownHint: It cannot be looked up.
+    """
+    annotations = {parameter.name: parameter.annotation}
+    holder = types.SimpleNamespace(__annotations__=annotations)
+    defined_in = _globals_of(function)
+    return typing.get_type_hints(holder, defined_in, include_extras=True)[parameter.name]
+
+
+def without_partials(function: Any) -> Any:
+    """The function that ``functools.partial`` was made of, or the function itself."""
+    while isinstance(function, functools.partial):
+        function = function.func  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return function  # pyright: ignore[reportUnknownVariableType]
+
+
+def _globals_of(function: Callable[..., Any]) -> dict[str, Any]:
+    defined: Any = inspect.unwrap(without_partials(function))
+    if not hasattr(defined, "__globals__"):
+        defined = type(defined).__call__  # an object that can be called
+    return getattr(defined, "__globals__", {})
+
+
+def _looked_up(function: Callable[..., Any], parameter: inspect.Parameter, what: str) -> Any:
     try:
-        return typing.get_type_hints(function, include_extras=True)
-    except NameError as error:
+        return hint_of(function, parameter)
+    except UnknownHint as error:
         raise UsageError(
             f"{what}: {error}. Types of a tool's parameters must be defined at module level, so "
             "that their names can be looked up.",
@@ -116,23 +158,29 @@ def _hints(function: Callable[..., Any], what: str) -> dict[str, Any]:
 
 
 def _field(
-    parameter: inspect.Parameter, hints: Mapping[str, Any], docs: Mapping[str, str], what: str
+    function: Callable[..., Any], parameter: inspect.Parameter, docs: Mapping[str, str], what: str
 ) -> Any:
     import msgspec
 
+    if parameter.kind is parameter.POSITIONAL_ONLY:
+        raise UsageError(
+            f"{what}: {parameter.name} can only be given by position, and a model gives arguments "
+            "by name. Take the / out of the signature.",
+            code="cave_tool_definition_invalid",
+        )
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
         raise UsageError(
             f"{what}: *{parameter.name} has no schema. Name each parameter, or give parameters= "
             "as a JSON schema.",
             code="cave_tool_definition_invalid",
         )
-    if parameter.name not in hints:
+    if parameter.annotation is parameter.empty:
         raise UsageError(
             f"{what}: the parameter {parameter.name} has no type. Annotate it, for example "
             f"`{parameter.name}: str`.",
             code="cave_tool_definition_invalid",
         )
-    hint = hints[parameter.name]
+    hint = _looked_up(function, parameter, what)
     if parameter.name in docs:
         hint = typing.Annotated[hint, msgspec.Meta(description=docs[parameter.name])]
     if parameter.default is parameter.empty:

@@ -7,6 +7,7 @@ nothing up.
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ from treewarden.protocols import (
 )
 
 from ._actor import Actor, StopKind
+from ._lifecycle import State
 
 if TYPE_CHECKING:
     from ._agent import Invocation, Result
@@ -141,6 +143,14 @@ class RunStream:
         with anyio.CancelScope(shield=True):
             await actor.wait()
             await self._start.finish()
+
+    def __del__(self) -> None:
+        # Dropped without being closed: nobody will read it, so it need not go on.
+        actor = self._actor
+        if actor is not None and actor.state is not State.ENDED:
+            actor.root.signal(
+                functools.partial(actor.stop, StopKind.CANCELLED, "its stream was dropped")
+            )
 
     @property
     def path(self) -> str:

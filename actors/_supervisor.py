@@ -12,7 +12,7 @@ it ever runs. The root notices that (see _root.py).
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import anyio
 import attrs
@@ -97,7 +97,7 @@ def _without_cancellation(
 ) -> BaseException | None:
     """What is left of an error when its cancellations are taken out of it."""
     if isinstance(error, BaseExceptionGroup):
-        return error.split(cancelled)[1]
+        return cast("BaseExceptionGroup[BaseException]", error).split(cancelled)[1]
     return None if isinstance(error, cancelled) else error
 
 

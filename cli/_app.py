@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(tokens: list[str]) -> int:
     if not tokens:
         return _show_help_for_nothing()
-    app = _app()
+    app = _app(tokens)
     command, bound, _ = app.parse_args(tokens, exit_on_error=False, print_error=False)
     code = command(*bound.args, **bound.kwargs)
     return code if isinstance(code, int) else 0  # help and version return nothing
@@ -64,11 +64,11 @@ def _show_help_for_nothing() -> int:
 
     from ._errors import Exit
 
-    _app().help_print([], console=Console(stderr=True))
+    _app([]).help_print([], console=Console(stderr=True))
     return Exit.USAGE
 
 
-def _app() -> App:
+def _app(tokens: list[str]) -> App:
     from cyclopts import App
 
     app = App(
@@ -79,7 +79,9 @@ def _app() -> App:
         version=_version,
     )
     for name, help_ in _COMMANDS.items():
-        app.command(f"treewarden.cli._{name}:{name}", name=name, help=help_)
+        # A command that is called is loaded anyway; its own help is its docstring.
+        line = None if name in tokens[:1] else help_
+        app.command(f"treewarden.cli._{name}:{name}", name=name, help=line)
     return app
 
 

@@ -230,14 +230,8 @@ class LiveTree:
         self._console = console
         self._picture = Picture()
         self._began = time.monotonic()
-        # What the program prints meanwhile is put above the tree; a stdout that is not this
-        # terminal is left alone.
-        self._live = Live(
-            console=console,
-            auto_refresh=False,
-            transient=True,
-            redirect_stdout=sys.stdout.isatty() or sys.stdout is sys.stderr,
-        )
+        # What the program prints meanwhile is put above the tree.
+        self._live = Live(console=console, auto_refresh=False, transient=True)
         self.note, self.hear = self._picture.note, self._picture.hear
 
     def __enter__(self) -> LiveTree:

@@ -8,5 +8,5 @@ from cyclopts import Parameter
 
 Backend: TypeAlias = Literal["asyncio", "trio"]
 
-AsJson: TypeAlias = Annotated[bool, Parameter(name="--json", negative=())]
-Flag: TypeAlias = Annotated[bool, Parameter(negative=())]
+AsJson: TypeAlias = Annotated[bool, Parameter(name="--json", negative=(), show_default=False)]
+Flag: TypeAlias = Annotated[bool, Parameter(negative=(), show_default=False)]

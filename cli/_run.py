@@ -9,6 +9,7 @@ import contextlib
 import json as json_
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -54,7 +55,7 @@ class LimitOptions:
     """Model calls in all."""
     max_tool_calls: int | None = None
     """Tool calls in all, subagents included."""
-    deadline: Annotated[float | None, Parameter(name="--deadline")] = None
+    deadline: float | None = None
     """Seconds the run may take."""
 
     def limits(self) -> Limits:
@@ -109,6 +110,8 @@ def run(
         question = _prompt(prompt)
         progress = progress_on(screen, quiet=quiet)
         ending = anyio.run(_attend, agent, question, budget, caps, progress, backend=backend)
+    if debug and ending.error is not None:
+        traceback.print_exception(ending.error)
     ending.show(screen, as_json=json, quiet=quiet)
     if receipt is not None:
         _write(receipt, ending.receipt)
@@ -172,10 +175,10 @@ class Ending:
     stop_reason: str
     detail: str
     receipt: Receipt
-    # The error code of a run that failed or was cancelled.
-    error_code: str | None
+    # What a run raised that failed or was cancelled.
+    error: RunError | None = None
     # The number of the signal that cancelled it.
-    signal: int | None
+    signal: int | None = None
 
     @classmethod
     def of(cls, result: Result) -> Ending:
@@ -184,8 +187,6 @@ class Ending:
             stop_reason=result.stop_reason,
             detail=result.stop_detail,
             receipt=result.receipt,
-            error_code=None,
-            signal=None,
         )
 
     @classmethod
@@ -195,7 +196,7 @@ class Ending:
             stop_reason=error.receipt.stop_reason,
             detail=error.message,
             receipt=error.receipt,
-            error_code=error.code,
+            error=error,
             signal=signal,
         )
 
@@ -206,7 +207,7 @@ class Ending:
         if self.stop_reason == "complete":
             return Exit.OK
         # A refusal is the model's; no limit of ours stood in the way.
-        is_failed = self.error_code is not None or self.stop_reason == "refusal"
+        is_failed = self.error is not None or self.stop_reason == "refusal"
         return Exit.FAILED if is_failed else Exit.LIMIT
 
     def show(self, screen: Console, *, as_json: bool, quiet: bool) -> None:
@@ -230,16 +231,16 @@ class Ending:
 
     @property
     def _verdict(self) -> str:
-        if self.error_code is None:
+        if self.error is None:
             return f"stopped by {self.stop_reason}"
-        return f"{self.stop_reason} ({self.error_code})"
+        return f"{self.stop_reason} ({self.error.code})"
 
     def to_json(self) -> dict[str, Any]:
         return {
             "text": self.text,
             "stop_reason": self.stop_reason,
             "stop_detail": self.detail,
-            "error_code": self.error_code,
+            "error_code": None if self.error is None else self.error.code,
             "receipt": self.receipt.to_json(),
         }
 

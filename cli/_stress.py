@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_
+from collections.abc import Sequence
 from itertools import product
 
 import attrs
@@ -127,8 +128,9 @@ def _numbers(text: str, option: str, *, most: int) -> list[int]:
                 f"{option} {text!r}: {part!r} is not a whole number from 1 to {most}. "
                 f"Write {option} 2, or several as {option} 2,3."
             )
-    _refuse_doubles(parts, option)
-    return [int(part) for part in parts]
+    numbers = [int(part) for part in parts]
+    _refuse_doubles(numbers, option)
+    return numbers
 
 
 def _backends(text: str) -> list[Backend]:
@@ -142,9 +144,10 @@ def _backends(text: str) -> list[Backend]:
     return chosen
 
 
-def _refuse_doubles(parts: list[str], option: str) -> None:
-    if len(set(parts)) < len(parts):
-        raise CommandError(f"{option} {','.join(parts)} names a point twice. Each is tried once.")
+def _refuse_doubles(points: Sequence[object], option: str) -> None:
+    if len(set(points)) < len(points):
+        given = ",".join(map(str, points))
+        raise CommandError(f"{option} {given} names a point twice. Each is tried once.")
 
 
 def _grid(

@@ -10,7 +10,11 @@ from ._charges import Charge as Charge
 from ._charges import Ending as Ending
 from ._charges import Progress as Progress
 from ._charges import charge_for as charge_for
+from ._event_json import event_from_json as event_from_json
+from ._event_json import event_to_json as event_to_json
+from ._events import Dispatched as Dispatched
 from ._events import Event as Event
+from ._events import Opened as Opened
 from ._journal import Journal as Journal
 from ._journal import fold as fold
 from ._money import Money as Money

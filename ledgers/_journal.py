@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ._events import Event
-from ._state import TreeState
+from ._state import StateCopy, TreeState
 
 
 def fold(events: Iterable[Event], *, onto: Mapping[str, Any] | None = None) -> TreeState:
@@ -32,8 +32,13 @@ class Journal:
         self._keep = keep
         self._sink = sink
         # None: the fold starts from nothing.
-        self.base: Mapping[str, Any] | None = None
+        self._base: StateCopy | None = None
         self.tail: list[Event] = []
+
+    @property
+    def base(self) -> Mapping[str, Any] | None:
+        """The snapshot that ``tail`` goes on from, made by ``TreeState.plain``; None: nothing."""
+        return None if self._base is None else self._base.plain()
 
     def record(self, event: Event) -> None:
         """Write ``event`` down and carry it out."""
@@ -47,5 +52,5 @@ class Journal:
 
     def _cut(self) -> None:
         if len(self.tail) >= 4 * (len(self._state.nodes) + len(self._state.holds)):
-            self.base = self._state.plain()
+            self._base = self._state.copy()
             self.tail.clear()

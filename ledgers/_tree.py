@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from itertools import chain, islice
+from itertools import chain, count, islice
 from typing import Any
 
 import attrs
@@ -150,7 +150,7 @@ class TreeLedger:
         self._journal = Journal(self._state, sink=sink)
         self._record = self._journal.record
         self._new_span_id = new_span_id
-        self._next_id = 1
+        self._ids = count(1)
         self._holds: dict[int, Hold] = {}
         self._tickets: dict[int, Ticket] = {}
         # Waiting tickets by the wallet they wait on, oldest first. No empty queue stays. Ordered
@@ -198,19 +198,22 @@ class TreeLedger:
         node = parent.node
         if tool is not None and max_attempts is not None:
             self._check_attempts(node, name, tool, max_attempts, at)
-        problem = self._why_not(node, name, kind, tool) or self._why_no_wallet(
-            node, name, cap, min_cap, set_aside
-        )
-        if problem is None and kind is _AGENT:
-            problem = self._why_no_slot(node, name)
-        if problem is not None:
-            self._record(Refused(at, node.id, problem.code, tool))
-            raise problem
-        carve = None if cap is None else min(cap, node.wallet.free)
+        carve, least = cap, set_aside
+        if cap is not None:
+            free = node.wallet.free
+            carve = cap if cap < free else free
+            # The reserve is set aside on the wallet that the node draws on: inside its own carve.
+            least = (cap if min_cap is None else min_cap) or 1
+            if least < set_aside:
+                least = set_aside
+        code = self._limit_in_the_way(node, kind, tool, carve, least)
+        if code is not None:
+            self._record(Refused(at, node.id, code, tool))
+            raise self._why_not(code, node, name, cap, least)
         above = node.deadline
         if deadline is None or (above is not None and above < deadline):
             deadline = above
-        lease_id = self._take_id()
+        lease_id = next(self._ids)
         self._record(
             Admitted(
                 at,
@@ -274,73 +277,91 @@ class TreeLedger:
             "Its max_calls is used up for this run; answer with what is known.",
         )  # fmt: skip
 
-    def _why_not(self, node: Node, name: str, kind: Kind, tool: str | None) -> RefusedError | None:
+    def _limit_in_the_way(
+        self, node: Node, kind: Kind, tool: str | None, carve: int | None, least: int
+    ) -> str | None:
+        """The code of the limit that refuses a lease below ``node``, or None. Changes nothing.
+
+        Args:
+            carve: What its wallet would get; None: it draws on the parent's.
+            least: What it must get, or what must be free to be set aside.
+        """
         caps, counters = self._state.caps, self._state.counters
-        if kind is _AGENT and node.depth + 1 > caps.max_depth:
-            return self._refusal(
-                "cave_subagent_depth_limit", node, name, "the tree", "levels of subagents",
-                str(node.depth + 1), str(caps.max_depth),
-                "Do this work here instead of delegating it.",
-            )  # fmt: skip
+        is_agent = kind is _AGENT
+        if is_agent and node.depth >= caps.max_depth:
+            return "cave_subagent_depth_limit"
         is_tool_call = kind is _TOOL or tool is not None
         if is_tool_call and _is_full(caps.max_tool_calls, counters.tool_calls):
-            return self._refusal(
-                "cave_tool_call_budget_exceeded", node, name, "the tree", "tool calls", "1", "0",
-                f"All {caps.max_tool_calls} tool calls of the tree are used.",
-            )  # fmt: skip
+            return "cave_tool_call_budget_exceeded"
         if kind is _RUN and _is_full(caps.max_runs, counters.runs):
-            return self._refusal(
-                "cave_run_limit", node, name, "the tree", "runs", "1", "0",
-                f"The tree was opened for {caps.max_runs} runs (max_runs).",
-            )  # fmt: skip
+            return "cave_run_limit"
+        if least:
+            wallet = node.wallet
+            gets = wallet.free if carve is None else carve
+            if gets < least or wallet.queued or wallet.blocked_by() is not None:
+                return "cave_subagent_wallet_unavailable"
+        if is_agent:
+            # A call that violates both limits counts as an invocation rejection only.
+            most, most_active = caps.max_subagents, caps.max_concurrent_subagents
+            if most is not None and counters.admitted >= most:
+                return "cave_subagent_invocation_limit"
+            if most_active is not None and counters.active >= most_active:
+                return "cave_subagent_concurrency_limit"
         return None
 
-    def _why_no_slot(self, node: Node, name: str) -> RefusedError | None:
+    def _why_not(
+        self, code: str, node: Node, name: str, cap: int | None, least: int
+    ) -> RefusedError:
+        """Say in words what ``_limit_in_the_way`` found."""
         caps, counters = self._state.caps, self._state.counters
-        # A call that violates both limits counts as an invocation rejection only.
-        if _is_full(caps.max_subagents, counters.admitted):
-            return self._refusal(
-                "cave_subagent_invocation_limit", node, name, "the tree", "subagents", "1", "0",
-                f"All {caps.max_subagents} subagents of the tree were started (max_subagents). "
-                "Go on without delegating.",
-            )  # fmt: skip
-        if _is_full(caps.max_concurrent_subagents, counters.active):
-            return self._refusal(
-                "cave_subagent_concurrency_limit", node, name, "the tree",
-                "concurrent subagents", "1", "0",
-                f"{counters.active} are active (max_concurrent_subagents); try again when one "
-                "has finished.",
-                held_by=self._active_paths(),
-            )  # fmt: skip
-        return None
+        match code:
+            case "cave_subagent_depth_limit":
+                return self._refusal(
+                    code, node, name, "the tree", "levels of subagents", str(node.depth + 1),
+                    str(caps.max_depth), "Do this work here instead of delegating it.",
+                )  # fmt: skip
+            case "cave_tool_call_budget_exceeded":
+                return self._refusal(
+                    code, node, name, "the tree", "tool calls", "1", "0",
+                    f"All {caps.max_tool_calls} tool calls of the tree are used.",
+                )  # fmt: skip
+            case "cave_run_limit":
+                return self._refusal(
+                    code, node, name, "the tree", "runs", "1", "0",
+                    f"The tree was opened for {caps.max_runs} runs (max_runs).",
+                )  # fmt: skip
+            case "cave_subagent_invocation_limit":
+                return self._refusal(
+                    code, node, name, "the tree", "subagents", "1", "0",
+                    f"All {caps.max_subagents} subagents of the tree were started "
+                    "(max_subagents). Go on without delegating.",
+                )  # fmt: skip
+            case "cave_subagent_concurrency_limit":
+                return self._refusal(
+                    code, node, name, "the tree", "concurrent subagents", "1", "0",
+                    f"{counters.active} are active (max_concurrent_subagents); try again when "
+                    "one has finished.",
+                    held_by=self._active_paths(),
+                )  # fmt: skip
+            case _:
+                wallet = node.wallet
+                return self._refusal(
+                    code, node, name, wallet.path, self._dimension(), self._amount(least),
+                    self._amount(wallet.free), self._wallet_advice(wallet, cap, least),
+                    held_by=self._holders(wallet),
+                )  # fmt: skip
 
-    def _why_no_wallet(
-        self, node: Node, name: str, cap: int | None, min_cap: int | None, aside: int
-    ) -> RefusedError | None:
-        if cap is None and not aside:
-            return None
-        wallet = node.wallet
-        # The reserve is set aside on the wallet that the node draws on: inside a carve of its own.
-        least = aside if cap is None else max(aside, 1, cap if min_cap is None else min_cap)
-        advice = None
+    def _wallet_advice(self, wallet: Wallet, cap: int | None, least: int) -> str:
         if wallet.blocked_by() is not None:
-            advice = "That wallet funds nothing any more."
-        elif wallet.queued:
-            advice = f"{wallet.queued} calls are waiting for money on it; they go first."
-        elif cap is not None and cap < least:
-            advice = f"It may have at most {self._amount(cap)}; raise its cap."
-        elif wallet.free < least:
-            advice = (
-                "Wait until a sibling has finished, ask for less (min_usd / min_tokens), or "
-                "raise the budget."
-            )
-        if advice is None:
-            return None
-        return self._refusal(
-            "cave_subagent_wallet_unavailable", node, name, wallet.path, self._dimension(),
-            self._amount(least), self._amount(wallet.free), advice,
-            held_by=self._holders(wallet),
-        )  # fmt: skip
+            return "That wallet funds nothing any more."
+        if wallet.queued:
+            return f"{wallet.queued} calls are waiting for money on it; they go first."
+        if cap is not None and cap < least:
+            return f"It may have at most {self._amount(cap)}; raise its cap."
+        return (
+            "Wait until a sibling has finished, ask for less (min_usd / min_tokens), or "
+            "raise the budget."
+        )
 
     # --- funding a call --------------------------------------------------------------------------
 
@@ -355,7 +376,7 @@ class TreeLedger:
             return self._grant(lease, ask, decided, at, None)
         if isinstance(decided, Stop):
             return decided
-        ticket = Ticket(self._take_id(), lease, ask, decided)
+        ticket = Ticket(next(self._ids), lease, ask, decided)
         self._tickets[ticket.id] = ticket
         self._enqueue(ticket, at)
         return ticket
@@ -478,7 +499,7 @@ class TreeLedger:
         self, lease: Lease, ask: Ask, output_tokens: int, at: float, ticket: Ticket | None
     ) -> Hold:
         amount = ask.amount(self.unit, output_tokens)
-        hold = Hold(self._take_id(), lease, ask, output_tokens, amount, Progress())
+        hold = Hold(next(self._ids), lease, ask, output_tokens, amount, Progress())
         self._holds[hold.id] = hold
         ticket_id = None if ticket is None else ticket.id
         node = lease.node
@@ -831,11 +852,6 @@ class TreeLedger:
 
     def _amount(self, amount: int) -> str:
         return f"{amount_of(self.unit, amount):f}"
-
-    def _take_id(self) -> int:
-        taken = self._next_id
-        self._next_id = taken + 1
-        return taken
 
 
 def refusal_row(refused: RefusedError) -> Refusal:

@@ -364,9 +364,7 @@ class Books:
         """What is known of its cost, and whether that is all of it."""
         if usage.reported_cost_usd is not None:
             return int(usage.reported_cost_usd * 10**12), True
-        if rate is None:
-            return 0, False
-        usd, is_whole = rate.cost(usage), True
+        usd, is_whole = (0, False) if rate is None else (rate.cost(usage), True)
         for inner in usage.extra:
             its_rate = rate
             if inner.model is not None:

@@ -57,7 +57,7 @@ caps_at_first = st.builds(
     max_depth=st.integers(1, 3),
     max_subagents=st.none() | st.integers(1, 6),
     max_concurrent_subagents=st.none() | st.integers(1, 3),
-    max_concurrent_calls=st.none() | st.integers(1, 2),
+    max_concurrent_calls=st.sampled_from([None, 1, 2]),
     max_model_calls=st.none() | st.integers(1, 8),
     max_tool_calls=st.none() | st.integers(1, 3),
 )
@@ -91,6 +91,7 @@ readable_usages = st.builds(
     ),
     reported_cost_usd=st.sampled_from([None, None, None, Decimal("0.000000000007")]),
 )
+endings = st.sampled_from([*Ending, Ending.FINISHED, Ending.FINISHED])
 unreadable_usages = st.sampled_from([Usage(input=-1), Usage(output=2, reasoning=3)])
 
 
@@ -149,6 +150,8 @@ class LedgerMachine(RuleBasedStateMachine):
     unit: ClassVar[Unit] = "usd"
     # Models that a call may ask for; None is one without a price.
     models: ClassVar[tuple[str | None, ...]] = ("cheap", "dear")
+    # What ceilings are divided by, where calls are counted in smaller numbers.
+    shrink: ClassVar[int] = 1
     # How many events the journal keeps before it may take a snapshot: few, so that it does.
     keep: ClassVar[int] = 4
 
@@ -177,7 +180,7 @@ class LedgerMachine(RuleBasedStateMachine):
         staged=st.none() | st.integers(1, 99),
         deadline=st.none() | st.just(5.0),
         caps=caps_at_first,
-        actors=st.lists(st.booleans(), max_size=4),
+        actors=st.lists(st.tuples(few, st.booleans(), asks), max_size=4),
     )
     def open(
         self,
@@ -185,30 +188,29 @@ class LedgerMachine(RuleBasedStateMachine):
         staged: int | None,
         deadline: float | None,
         caps: Caps,
-        actors: list[bool],
+        actors: list[tuple[int, bool, Ask]],
     ) -> None:
-        """A tree with some actors in it, for a history should not be spent on getting there.
+        """A tree in which something goes on, for a history should not be spent on getting there.
 
         Args:
-            actors: Whether each has a wallet of its own.
+            actors: Below whom each is, whether it has a wallet of its own, and what it asks for.
         """
+        max = None if max is None else max // self.shrink
         initial = None if max is None or staged is None else 1 + max * staged // 100
         self.ledger = self.ledger_class(
             unit=self.unit, max=max, initial=initial, deadline=deadline, caps=caps, sink=self.saw
         )
         self.ledger.journal._keep = self.keep  # pyright: ignore[reportPrivateUsage]
         self.leases[0] = self.ledger.root
-        for i, has_wallet in enumerate(actors):
-            at = self.now("admit", i)
-            cap = 60 if has_wallet else None
+        self.books_agree()
+        for below, has_wallet, ask in actors:
+            parent = self.place(below)
+            grant = min(60, self.books.free(parent.account)) if has_wallet else None
+            if grant is None or (grant > 0 and not self.books.queues.get(parent.account.id)):
+                self.admit_one(parent, Kind.SERVICE, cap=grant)
+                self.books_agree()
+            self.fund_one(self.places[-1], ask, 0)
             self.books_agree()
-            try:
-                lease = self.ledger.admit(
-                    self.leases[i], "x", kind=Kind.RUN, at=at, cap=cap, min_cap=10
-                )
-            except RefusedError:
-                break
-            self.leases[lease.id] = lease
 
     def saw(self, event: Event) -> None:
         """The sink: every event is judged as it happens."""
@@ -289,16 +291,38 @@ class LedgerMachine(RuleBasedStateMachine):
         deadline: float | None,
         attempts: int | None,
     ) -> None:
-        parent = self.place(below)
         tool = "research" if attempts is not None and kind is Kind.AGENT else None
-        expected = self.books.why_not(
-            parent,
+        self.admit_one(
+            self.place(below),
             kind,
             cap=cap,
             min_cap=least,
             set_aside=set_aside,
+            deadline=deadline,
             tool=tool,
             max_attempts=attempts,
+        )
+
+    def admit_one(
+        self,
+        parent: Place,
+        kind: Kind,
+        *,
+        cap: int | None = None,
+        min_cap: int | None = None,
+        set_aside: int = 0,
+        deadline: float | None = None,
+        tool: str | None = None,
+        max_attempts: int | None = None,
+    ) -> None:
+        expected = self.books.why_not(
+            parent,
+            kind,
+            cap=cap,
+            min_cap=min_cap,
+            set_aside=set_aside,
+            tool=tool,
+            max_attempts=max_attempts,
         )
         grant = None if cap is None else min(cap, self.books.free(parent.account))
         at = self.now("admit", parent.id)
@@ -309,11 +333,11 @@ class LedgerMachine(RuleBasedStateMachine):
                 kind=kind,
                 at=at,
                 cap=cap,
-                min_cap=least,
+                min_cap=min_cap,
                 set_aside=set_aside,
                 deadline=deadline,
                 tool=tool,
-                max_attempts=attempts,
+                max_attempts=max_attempts,
             )
         except RefusedError as refused:
             assert refused.code == expected, (refused.code, expected)
@@ -362,14 +386,18 @@ class LedgerMachine(RuleBasedStateMachine):
 
     # --- calls -----------------------------------------------------------------------------------
 
-    @rule(which=few, ask=asks, model=few, is_second=st.booleans())
-    def fund(self, which: int, ask: Ask, model: int, is_second: bool) -> None:
-        callers = [call.node for call in self.books.calls.values()]
-        if is_second and callers:
-            # One more call of who has one open: queues get long by nothing else.
-            self.fund_one(self.books.places[callers[which % len(callers)]], ask, model)
-        else:
-            self.fund_one(self.place(which), ask, model)
+    @rule(which=few, ask=asks, model=few)
+    def fund(self, which: int, ask: Ask, model: int) -> None:
+        self.fund_one(self.place(which), ask, model)
+
+    @precondition(lambda self: self.books.calls)
+    @rule(which=few, ask=asks, model=few)
+    def fund_beside(self, which: int, ask: Ask, model: int) -> None:
+        """One more call on a wallet with one open: queues get long by nothing else."""
+        call = self.open_holds[which % len(self.open_holds)]
+        wallet = call.lease.node.wallet
+        callers = [p for p in self.places if p.account.id == wallet.id]
+        self.fund_one(callers[which % len(callers)], ask, model)
 
     def fund_one(self, place: Place, ask: Ask, model: int) -> None:
         name = self.models[model % len(self.models)]
@@ -414,10 +442,10 @@ class LedgerMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.open_holds) > len(self.books.slots))
     @rule(
         which=few,
-        usage=st.none() | readable_usages | unreadable_usages,
+        usage=readable_usages | st.none() | unreadable_usages | readable_usages,
         deltas=st.integers(0, 14),
         bytes=st.integers(0, 60),
-        ending=st.sampled_from(Ending),
+        ending=endings,
         answered_by=st.sampled_from([None, None, "cheap", "dear"]),
         is_over=st.booleans(),
     )
@@ -431,15 +459,17 @@ class LedgerMachine(RuleBasedStateMachine):
         answered_by: str | None,
         is_over: bool,
     ) -> None:
-        """The next thing in the life of a call: dispatched, then heard from, then settled."""
+        """The next thing in the life of a call, or all that is to come in it."""
         going = [h for h in self.open_holds if h.id not in self.books.slots]
         hold = going[which % len(going)]
         if not hold.is_dispatched:
             self.dispatch_one(hold)
-        elif is_over:
+            self.books_agree()
+            if not hold.is_dispatched or not is_over:
+                return
+        self.hear(hold, usage, deltas, bytes)
+        if is_over:
             self.settle_one(hold, ending, answered_by)
-        else:
-            self.hear(hold, usage, deltas, bytes)
 
     def dispatch_one(self, hold: Hold) -> None:
         must_stop = self.books.why_no_call()
@@ -491,6 +521,15 @@ class LedgerMachine(RuleBasedStateMachine):
         assert line.usd == Decimal(usd) / 10**12
         assert (line.tokens, line.basis) == (tokens, basis)
         assert line.output_limit == hold.output_tokens
+
+    @precondition(lambda self: self.sent_holds)
+    @rule(
+        which=few,
+        ending=endings,
+        answered_by=st.sampled_from([None, None, "cheap", "dear"]),
+    )
+    def settle(self, which: int, ending: Ending, answered_by: str | None) -> None:
+        self.settle_one(self.sent_holds[which % len(self.sent_holds)], ending, answered_by)
 
     @precondition(lambda self: self.unsent_holds)
     @rule(which=few)
@@ -673,4 +712,5 @@ class UsdMachine(LedgerMachine):
 
 class TokenMachine(LedgerMachine):
     unit = "tokens"
+    shrink = 4
     models = ("cheap", None)

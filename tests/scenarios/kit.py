@@ -145,10 +145,6 @@ class Witness:
         assert root.settled <= root.max, f"{root.settled} of {root.max} spent after {event}"
         self.most_held = max(self.most_held, amount_of(self.state.unit, root.held))
 
-    def count(self, kind: str) -> int:
-        """How many journal events there were of a kind, by the name of its class."""
-        return sum(type(event).__name__ == kind for event in self.journal)
-
     def holds(self) -> list[Decimal]:
         """Every amount that was held, in the tree's unit, in order."""
         return [
@@ -201,7 +197,8 @@ def check_closed(witness: Witness) -> None:
     state = witness.state
     assert state.nodes == {}, [node.path for node in state.nodes.values()]
     assert list(state.wallets) == [0]
-    assert state.holds == state.waiting == {}
+    assert state.holds == {}
+    assert state.waiting == {}
     root, counters = state.wallets[0], state.counters
     assert root.held == root.carved == root.set_aside == root.queued == 0, root
     assert counters.active == counters.calls_in_flight == 0, counters

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -32,7 +32,7 @@ class Loopback:
 
 
 @contextmanager
-def provider(*answers: Answer) -> Iterator[Loopback]:
+def provider(*answers: Answer) -> Generator[Loopback, None, None]:
     """Serve ``answers``, one for each request, as event streams."""
     played = Loopback(list(answers))
 

@@ -370,7 +370,7 @@ def test_E07_no_more_than_two_of_ten_requests_are_paid_for_when_whoever_records_
             if isinstance(event, CallEnded) and "work" in event.path:
                 raise OSError("the database of usage is away")
 
-        options = {**witness.options, "on_event": record}
+        options: dict[str, Any] = {**witness.options, "on_event": record}
         budget = tw.Budget(max_usd="0.02", clamp=False)
         with pytest.raises(tw.RunError, match="the database of usage is away") as caught:
             await tw.run(boss, "go", budget=budget, limits=limits, **options)
@@ -507,7 +507,7 @@ def test_E11_what_was_never_sent_costs_nothing(backend: Backend) -> None:
         with pytest.raises(tw.RunError, match="this history has no encoding") as caught:
             await tw.run(agent, "go", budget=tw.Budget(max_usd="1.00"), **witness.options)
         (line,) = caught.value.receipt.lines
-        assert (line.basis, line.usd) == ("not_dispatched", 0)
+        assert (line.basis, line.usd) == ("not_dispatched", Decimal(0))
         assert caught.value.receipt.total.calls == 0
         check_books(witness, caught.value.receipt, model)
 

@@ -138,7 +138,7 @@ def test_E30_not_even_the_first_unpriced_turn_runs_under_a_budget(backend: Backe
         alone = tw.agent(id="alone", instructions="Answer.", model=unpriced)
         above = tw.agent(id="above", instructions="Plan.", model=priced, tools=[work])
         for agent in (alone, above):
-            with pytest.raises(tw.UsageError, match="has no price.* Pin one") as caught:
+            with pytest.raises(tw.UsageError, match=r"has no price.* Pin one") as caught:
                 await tw.run(agent, "hi", budget=DOLLAR)
             assert caught.value.code == "cave_budget_denomination_unavailable"
         async with tw.open_tree(budget=DOLLAR) as tree:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import anyio
 import anyio.to_thread
@@ -96,7 +96,8 @@ def test_E35_clean_up_that_raises_gives_the_only_slot_back_and_is_told_on_the_re
                 witness.note("clean-up", ctx.path)
                 raise OSError("the worktree is locked")
 
-        worker = ScriptedModel(hands_out(*[("edit", {})] * 4), id="scripted/worker")
+        edits: list[tuple[str, dict[str, Any]]] = [("edit", {})] * 4
+        worker = ScriptedModel(hands_out(*edits), id="scripted/worker")
         agent = tw.agent(id="worker", instructions="Work.", model=worker, tools=[edit])
         work = tw.subagent(name="work", description="Works.", agent=agent, timeout_seconds=5)
         planner = ScriptedModel(one_by_one)

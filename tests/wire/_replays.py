@@ -98,8 +98,8 @@ class Witness:
     @property
     def held(self) -> list[Decimal]:
         """What each call held, in USD."""
-        amounts = [getattr(e, "amount", 0) for e in self.journal if type(e).__name__ == "Held"]
-        return [to_decimal(amount) for amount in amounts]
+        held: list[Any] = [e for e in self.journal if type(e).__name__ == "Held"]
+        return [to_decimal(event.amount) for event in held]
 
     @property
     def text(self) -> str:

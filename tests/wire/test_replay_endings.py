@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import socket
 import threading
-from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -31,11 +30,13 @@ from ._replays import (
     streamed,
     writer,
 )
-from ._streams import DONE, chunk, ended, sse, started, text_block, usage_only
+from ._streams import DONE, USAGE, chunk, ended, sse, started, text_block, usage_only
 
 pytestmark = pytest.mark.timeout(20)
 
 ONE_DOLLAR = tw.Budget(max_usd="1.00")
+ZERO = Decimal(0)
+CHAT_HI = streamed(chunk("hi"), chunk(finish="stop"), usage_only(USAGE), DONE)
 OVERLOADED = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
 
 
@@ -72,7 +73,12 @@ async def test_an_error_answer_ends_the_run_and_costs_nothing(
     assert (error.code, cause.status, cause.kind) == (code, status, kind)
     assert "no, because" in str(error)
     line = only_line(error.receipt)
-    assert (line.basis, line.usd, line.high_usd, line.tokens) == ("pre_stream_no_usage", 0, 0, 0)
+    assert (line.basis, line.usd, line.high_usd, line.tokens) == (
+        "pre_stream_no_usage",
+        ZERO,
+        ZERO,
+        0,
+    )
     assert error.receipt.total.calls == 1
     assert (error.receipt.stop_reason, error.receipt.error_code) == ("failed", code)
 
@@ -135,7 +141,7 @@ async def test_where_nobody_listens_nothing_is_sent_and_nothing_charged() -> Non
     assert (cause.was_sent, cause.status, cause.kind) == (False, None, "transport")
     assert "ConnectError" in str(cause)
     line = only_line(receipt)
-    assert (line.basis, line.usd, line.high_usd) == ("not_dispatched", 0, 0)
+    assert (line.basis, line.usd, line.high_usd) == ("not_dispatched", ZERO, ZERO)
     assert receipt.total.calls == 0
 
 
@@ -244,7 +250,7 @@ async def test_a_connection_lost_without_an_answer_is_an_estimate_of_what_was_se
     assert (cause.status, cause.kind, cause.was_sent) == (None, "transport", True)
     line = only_line(error.receipt)
     # The request had left. Whether anybody worked on it, nobody knows.
-    assert (line.basis, line.low_usd, line.output_tokens) == ("estimated", 0, 0)
+    assert (line.basis, line.low_usd, line.output_tokens) == ("estimated", ZERO, 0)
     assert line.input_tokens > 100
     assert [line.high_usd] == witness.held
 
@@ -334,7 +340,7 @@ async def test_a_deadline_ends_a_call_that_gets_no_answer_at_all() -> None:
     assert result.stop_reason == "deadline"
     line = only_line(result.receipt)
     # The request had left, so the provider may have read all of it.
-    assert (line.basis, line.output_tokens, line.low_usd) == ("estimated", 0, 0)
+    assert (line.basis, line.output_tokens, line.low_usd) == ("estimated", 0, ZERO)
     assert line.input_tokens > 0
     assert [line.high_usd] == witness.held
 
@@ -418,36 +424,21 @@ async def test_an_unknown_model_runs_where_money_is_not_the_limit(budget: Any) -
         model = tw.model("anthropic/claude-haiku-4-6", base_url=server.base_url, api_key=KEY)
         result = await Witness().run(writer(model), "hello", budget=budget)
     line = only_line(result.receipt)
-    assert (result.text, line.tokens, line.usd) == ("hi", 19, 0)
+    assert (result.text, line.tokens, line.usd) == ("hi", 19, ZERO)
     assert line.is_unpriced
     assert result.receipt.total.is_unpriced
 
 
 async def test_a_pinned_price_lets_an_unknown_model_run_under_a_budget_in_usd() -> None:
-    with ReplayServer([says("hi")]) as server:
-        model = tw.model(
-            "acme/new", base_url=server.base_url, price=tw.Price(input="10", output="100")
-        )
-        with ReplayServer(
-            [streamed(chunk("hi"), chunk(finish="stop"), usage_only(USAGE), DONE)]
-        ) as acme:
-            model = tw.model(
-                "acme/new", base_url=acme.base_url, price=tw.Price(input="10", output="100")
-            )
-            result = await Witness().run(writer(model), "hello", budget=ONE_DOLLAR)
+    price = tw.Price(input="10", output="100")
+    with ReplayServer([CHAT_HI]) as server:
+        model = tw.model("acme/new", base_url=server.base_url, price=price)
+        result = await Witness().run(writer(model), "hello", budget=ONE_DOLLAR)
     # 12 tokens at 10 and 7 at 100 USD per million.
     assert only_line(result.receipt).usd == Decimal("0.00082")
 
 
-USAGE = {"prompt_tokens": 12, "completion_tokens": 7, "total_tokens": 19}
-
-
 # ── what is held is what is on the wire ──────────────────────────────────────────────────────────
-
-
-def head_and_prompt(server: ReplayServer) -> int:
-    """The bytes of the only request, and what a provider may add around its message."""
-    return len(server.requests[0].body) + 16
 
 
 async def held_and_sent(limit: dict[str, Any], **options: Any) -> tuple[Decimal, dict[str, Any]]:
@@ -458,9 +449,10 @@ async def held_and_sent(limit: dict[str, Any], **options: Any) -> tuple[Decimal,
         await witness.run(writer(model), "hello", **{"budget": ONE_DOLLAR, **options})
         (held,) = witness.held
         (request,) = server.requests
+    # Without a count of the provider's each byte may be a token, and 16 may come with a message.
     for_input = Decimal(len(request.body) + 16) * Decimal("0.000001")
-    # Joining the message to the head leaves a comma or two of difference.
     for_output = (held - for_input) / Decimal("0.000005")
+    # A smaller limit has fewer digits than the one whose bytes were counted.
     return for_output.quantize(Decimal(1)), request.json()
 
 
@@ -517,8 +509,7 @@ async def test_an_agents_own_output_limit_is_sent_and_held() -> None:
 
 async def test_several_answers_to_one_request_are_all_held_for() -> None:
     witness = Witness()
-    answer = streamed(chunk("hi"), chunk(finish="stop"), usage_only(USAGE), DONE)
-    with ReplayServer([answer]) as server:
+    with ReplayServer([CHAT_HI]) as server:
         model = tw.model(
             "acme/new",
             base_url=server.base_url,
@@ -638,19 +629,16 @@ async def test_twenty_subagents_share_one_server_and_each_gets_its_own_answer() 
 
 async def test_no_socket_and_no_thread_is_left() -> None:
     # Warnings are errors: a socket that nobody closed fails the test when it is collected.
-    threads = threading.active_count()
+    threads, sockets = threading.active_count(), open_tcp_sockets()
     with ReplayServer([says("hi"), streamed(*forty_tokens())]) as server:
         await Witness().run(writer(haiku(server)), "hello")
         with pytest.raises(tw.RunError):
             await Witness().run(writer(haiku(server)), "hello")
-    await anyio.sleep(0)
     gc.collect()
-    assert [o for o in gc.get_objects() if type(o) is socket.socket and is_tcp(o)] == []
+    assert open_tcp_sockets() == sockets
     assert threading.active_count() <= threads
 
 
-def is_tcp(connection: Any) -> bool:
-    return connection.fileno() >= 0 and connection.family == socket.AF_INET
-
-
-Run = Callable[..., Any]
+def open_tcp_sockets() -> list[socket.socket]:
+    there = [o for o in gc.get_objects() if type(o) is socket.socket]
+    return [s for s in there if s.fileno() >= 0 and s.family == socket.AF_INET]

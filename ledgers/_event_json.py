@@ -1,0 +1,62 @@
+"""Events as JSON and back, exactly: what a journal on disk is made of.
+
+Amounts are integers and stay integers, so a journal that was written and read again folds to the
+identical state.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, get_args
+
+import attrs
+
+from treewarden.protocols import UsageError
+
+from ._admissions import Caps, Kind, Outcome
+from ._events import Event
+
+_TYPES: dict[str, Any] = {kind.__name__: kind for kind in get_args(Event)}
+
+
+def event_to_json(event: Event) -> str:
+    """One line of JSON, without a line end."""
+    fields: dict[str, Any] = {"event": type(event).__name__}
+    for name, value in event._asdict().items():
+        if isinstance(value, Kind | Outcome):
+            value = value.value
+        elif isinstance(value, Caps):
+            value = attrs.asdict(value)
+        fields[name] = value
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
+
+
+def event_from_json(line: str | bytes) -> Event:
+    """The event that a line holds.
+
+    Raises:
+        UsageError: It is no event of this version's journal.
+    """
+    try:
+        fields: dict[str, Any] = json.loads(line)
+        kind = _TYPES[fields.pop("event")]
+        return kind(**_values(fields))  # type: ignore[no-any-return]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        shown = line[:80] if isinstance(line, str) else line[:80].decode(errors="replace")
+        raise UsageError(
+            f"this is no journal event: {shown!r} ({error}). Give a file that a journal sink of "
+            "this version wrote.",
+            code="cave_journal_invalid",
+        ) from None
+
+
+def _values(fields: Mapping[str, Any]) -> dict[str, Any]:
+    values = dict(fields)
+    if "kind" in values:
+        values["kind"] = Kind(values["kind"])
+    if "outcome" in values:
+        values["outcome"] = Outcome(values["outcome"])
+    if "caps" in values:
+        values["caps"] = Caps(**values["caps"])
+    return values
