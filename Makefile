@@ -17,7 +17,8 @@ VENV := .venv
 endif
 
 PY := $(VENV)/bin/python
-PIP_INSTALL := $(PY) -m pip install --quiet
+# Twice quiet: errors are shown, the build backend's remarks about a layout we chose are not.
+PIP_INSTALL := $(PY) -m pip install --quiet --quiet
 
 # A worker for each core of a small machine. Timings in the tests are CPU time or virtual.
 JOBS ?= 2
@@ -50,6 +51,7 @@ lint: $(VENV)/.lint
 	check $(PY) -m ruff check .; \
 	check $(PY) -m ruff format --check .; \
 	check $(PY) -m mypy; \
+	check $(PY) -m mypy treewarden; \
 	check env PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(PY) -m pyright --pythonpath $(PY); \
 	exit $$bad
 

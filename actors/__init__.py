@@ -8,6 +8,7 @@ from ._agent import Result as Result
 from ._clock import Clock as Clock
 from ._clock import LoopClock as LoopClock
 from ._clock import running_backend as running_backend
+from ._conversation import Conversation as Conversation
 from ._definitions import Agent as Agent
 from ._definitions import Context as Context
 from ._definitions import Output as Output

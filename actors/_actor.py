@@ -7,7 +7,7 @@ everything below it; cancelling its task is only how that reaches the code that 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -101,6 +101,14 @@ class Actor:
             self._children_gone = anyio.Event()
             await self._children_gone.wait()
 
+    def below(self) -> list[Actor]:
+        """Every live actor below, parents before their children, in start order."""
+        found: list[Actor] = []
+        for child in (self.children or {}).values():
+            found.append(child)
+            found.extend(child.below())
+        return found
+
     def adopt(self, child: Actor) -> None:
         if self.children is None:
             self.children = {}
@@ -115,6 +123,25 @@ class Actor:
     def mark_ended(self) -> None:
         if self._ended is not None:
             self._ended.set()
+
+
+async def to_the_end(wait: Callable[[], Awaitable[object]]) -> None:
+    """Await ``wait()`` to its end, whoever cancels meanwhile; only then be cancelled.
+
+    A shield keeps out the scopes of anyio and trio. A native ``task.cancel()`` of asyncio comes
+    through it, once for each call, so ``wait`` is called again and has to be good for that.
+    """
+    cancelled = anyio.get_cancelled_exc_class()
+    caught: BaseException | None = None
+    while True:
+        try:
+            with anyio.CancelScope(shield=True):
+                await wait()
+            break
+        except cancelled as error:
+            caught = error
+    if caught is not None:
+        raise caught
 
 
 current_actor: ContextVar[Actor | None] = ContextVar("treewarden_actor", default=None)

@@ -32,6 +32,7 @@ from treewarden.ledgers import (
     refusal_row,
 )
 from treewarden.protocols import (
+    ActorStopped,
     CallEnded,
     CallStarted,
     FinishReason,
@@ -189,6 +190,10 @@ class Invocation:
         # The input the provider counted last, and the bytes and messages that was for.
         self._counted: tuple[int, int, int] | None = None
         self._calls_made = 0
+        # Texts to be put into the conversation before the next call.
+        self._inbox: list[str] = []
+        # Why the next call is to be the last, or None.
+        self._wrap_up: str | None = None
         self._tool_calls_started = 0
         # Text of the answer that is being written, then of the last answer.
         self._text: list[str] = []
@@ -225,18 +230,23 @@ class Invocation:
     async def _loop(self, declared: Output | None) -> Halt:
         purpose, repairs = "model", 0
         while True:
-            answered = await self._call(purpose)
+            is_last = self._take_instructions()
+            answered = await self._call("final" if is_last else purpose)
             if isinstance(answered, Halt):
                 return answered
             reply, was_clamped = answered
             purpose = "model"
             self.messages.append(reply.message)
+            if is_last:
+                return self._last_words(reply, declared, was_clamped=was_clamped)
             if reply.message.tool_calls:
                 await self._use_tools(reply.message, was_clamped=was_clamped)
                 continue
             if reply.finish_reason is FinishReason.PAUSE:
                 continue
             halt = _end_of(reply, was_clamped, self._session.output_limit)
+            if halt.stop_reason == "complete" and self._inbox:
+                continue  # somebody has something to add before this is the answer
             if halt.stop_reason != "complete" or declared is None or declared.shape is None:
                 return halt
             problem = self._check_output(declared, reply.message.text)
@@ -246,6 +256,48 @@ class Invocation:
                 raise problem
             repairs, purpose = repairs + 1, "repair"
             self.messages.append(_repair_request(problem))
+
+    # --- what others ask of it while it runs ----------------------------------------------------
+
+    def send(self, text: str) -> None:
+        """Add a user message before the next model call.
+
+        Raises:
+            ActorStopped: The invocation is over, or on its last call.
+        """
+        if self.result is not None or self.failure is not None or self._wrap_up is not None:
+            raise ActorStopped(self.agent.id)
+        self._inbox.append(text)
+
+    def wrap_up(self, reason: str) -> None:
+        """Make the next model call the last one. The first reason stays."""
+        if self._wrap_up is None:
+            self._wrap_up = reason
+
+    def _take_instructions(self) -> bool:
+        """Put what was asked for meanwhile into the conversation; say if this call is the last."""
+        for text in self._inbox:
+            self.messages.append(Message("user", (Text(text),)))
+        self._inbox.clear()
+        if self._wrap_up is None:
+            return False
+        self.messages.append(_wrap_up_request(self._wrap_up))
+        return True
+
+    def _last_words(self, reply: Reply, declared: Output | None, *, was_clamped: bool) -> Halt:
+        """The end after a call that was announced as the last: nothing of it is run any more."""
+        if reply.message.tool_calls:
+            refused = Blocked("cave_run_wrapped_up", f"the run is over: {self._wrap_up}")
+            decisions = [Refuse(call, refused) for call in reply.message.tool_calls]
+            results = [self._begin(decision).result for decision in decisions]
+            self.messages.append(Message("tool", tuple(r for r in results if r is not None)))
+            return Halt("wrapped_up", f"{self._wrap_up}; the model asked for tools instead")
+        halt = _end_of(reply, was_clamped, self._session.output_limit)
+        if halt.stop_reason == "complete" and declared is not None and declared.shape is not None:
+            problem = self._check_output(declared, reply.message.text)
+            if problem is not None:
+                return Halt("wrapped_up", f"{self._wrap_up}; {problem.message}")
+        return halt
 
     def _check_output(self, declared: Output, text: str) -> _OutputProblem | None:
         assert declared.shape is not None, declared
@@ -657,6 +709,18 @@ def _system_text(agent: Agent) -> str:
     return (
         f"{agent.instructions}\n\n<cave-output>Answer with one JSON value that fits this JSON "
         f"schema, and nothing else: {schema}</cave-output>"
+    )
+
+
+def _wrap_up_request(reason: str) -> Message:
+    return Message(
+        "user",
+        (
+            Text(
+                f"Wrap up now: {reason}. Give your final answer from what you have, without "
+                "calling any tool."
+            ),
+        ),
     )
 
 

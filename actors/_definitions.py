@@ -451,7 +451,10 @@ def _walk(node: Any, above: tuple[Agent, ...], found: dict[int, Agent]) -> None:
 
 def _checked_tools(what: str, tools: Any) -> tuple[Tool | Subagent, ...]:
     if not isinstance(tools, Iterable):
-        raise UsageError(f"{what}: tools is {tools!r}. Give a list: tools=[…].")
+        raise UsageError(
+            f"{what}: tools is a {type(tools).__name__}, not a list. Write tools=[…], with one "
+            "tool as well."
+        )
     offered: tuple[Any, ...] = tuple(tools)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     names: set[str] = set()
     for item in offered:

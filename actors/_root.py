@@ -20,7 +20,7 @@ import attrs
 from treewarden.ledgers import Kind, Lease, Outcome, TreeLedger
 from treewarden.protocols import SupervisorCancelled, TreeCrashed, UsageError
 
-from ._actor import Actor, StopKind
+from ._actor import Actor, StopKind, to_the_end
 from ._clock import Clock, running_backend
 from ._lifecycle import Moment, State, after
 from ._supervisor import Body, frame
@@ -67,33 +67,40 @@ class RootSupervisor:
 
     @classmethod
     async def open(cls, ledger: TreeLedger, clock: Clock) -> RootSupervisor:
-        """Open a tree on the running loop's host."""
-        host = await Host.acquire()
+        """Open a tree on the running loop's host.
+
+        Raises:
+            SupervisorCancelled: Its task was cancelled natively before its first step.
+        """
         root = cls(ledger, clock)
-        root._host = host
-        host.start(root._live)
+        root._host = Host.take(root)
         try:
-            await root._ready.wait()
+            await to_the_end(root._ready.wait)
+            if root.failure is not None:
+                raise root.failure
         except BaseException:
-            root._close_asked.set()
+            await root.close()
             raise
         return root
 
     async def close(self, reason: str = "the tree was closed") -> None:
         """Stop everything that is left, and return when all of it has ended.
 
-        Safe to call twice, and from any task of the loop. A cancelled caller leaves the closing to
-        the tree's own task, which goes on with it.
+        Safe to call twice, and from any task of the loop. A caller that is cancelled meanwhile
+        stays to the end, so that nobody goes on beside a tree that is still closing.
         """
         self.is_closing = True
         for actor in reversed(list((self.top.children or {}).values())):
             actor.stop(StopKind.CLOSED, reason)
         self._close_asked.set()
+        await to_the_end(self._wait_until_closed)
+
+    async def _wait_until_closed(self) -> None:
         await self._closed.wait()
         if self._host is not None:
             await self._host.wait_if_leaving()
 
-    async def _live(self) -> None:
+    async def live(self) -> None:
         """The body of the tree's own task."""
         try:
             async with anyio.create_task_group() as group:
@@ -134,7 +141,18 @@ class RootSupervisor:
             self.is_closed = True
             self._closed.set()
             if self._host is not None:
-                self._host.let_go()
+                self._host.let_go(self)
+
+    def lose(self) -> None:
+        """End a tree whose own task was cancelled natively before its first step.
+
+        Nothing was started in it: there was no group to start it in.
+        """
+        self.failure = SupervisorCancelled("treewarden host", ("the task of the tree",))
+        self._shut_books()
+        self.is_closing = self.is_closed = True
+        self._closed.set()
+        self._ready.set()
 
     async def _settle_what_never_started(self) -> None:
         """End the leases of tasks that are gone without a word.
@@ -145,7 +163,7 @@ class RootSupervisor:
         self.is_closing = True
         for _ in range(2):
             await anyio.lowlevel.cancel_shielded_checkpoint()
-        lost = [a for a in _below(self.top) if a.state is State.ADMITTED]
+        lost = [a for a in self.top.below() if a.state is State.ADMITTED]
         if lost:
             self.failure = SupervisorCancelled("root", tuple(a.path for a in lost))
         for actor in reversed(lost):
@@ -227,7 +245,7 @@ class RootSupervisor:
             return
         if raised is not None:
             # The program is ending: what is below cannot be waited for, only be given back.
-            for child in reversed(_below(actor)):
+            for child in reversed(actor.below()):
                 child.state = State.ENDED
                 self._end(child)
         actor.state = after(after(actor.state, Moment.BODY_OVER), Moment.CHILDREN_GONE)
@@ -313,15 +331,6 @@ def _first_of(error: BaseException) -> BaseException:
     return error
 
 
-def _below(actor: Actor) -> list[Actor]:
-    """Every live actor below, parents before their children, in start order."""
-    found: list[Actor] = []
-    for child in (actor.children or {}).values():
-        found.append(child)
-        found.extend(_below(child))
-    return found
-
-
 @attrs.define(eq=False)
 class Host:
     """The one task of ours on an event loop: the trees' tasks run in its group.
@@ -329,44 +338,38 @@ class Host:
     It is there while a tree is, so nothing of ours outlives the last tree.
     """
 
-    _users: int = 0
+    # The trees that are open on it.
+    _trees: dict[RootSupervisor, None] = attrs.field(factory=dict["RootSupervisor", None])
     _is_leaving: bool = False
+    # None before its first step, and after its last.
     _group: TaskGroup | None = None
-    _ready: anyio.Event = attrs.field(factory=anyio.Event)
     _idle: anyio.Event = attrs.field(factory=anyio.Event)
     _gone: anyio.Event = attrs.field(factory=anyio.Event)
     # asyncio keeps only a weak reference to a task.
     _task: Any = None
 
     @classmethod
-    async def acquire(cls) -> Host:
-        """This loop's host, started if there is none."""
+    def take(cls, tree: RootSupervisor) -> Host:
+        """This loop's host, started if there is none, with the task of ``tree`` started on it."""
         host = _host_of_loop.get(None)
         if host is None or host._is_leaving:
             host = cls()
             _host_of_loop.set(host)
             host._launch()
-        host._users += 1
-        try:
-            await host._ready.wait()
-        except BaseException:
-            host.let_go()
-            raise
+        host._trees[tree] = None
+        if host._group is not None:
+            host._group.start_soon(tree.live)
         return host
-
-    def start(self, body: Callable[[], Any]) -> None:
-        assert self._group is not None, self
-        self._group.start_soon(body)
 
     async def wait_if_leaving(self) -> None:
         """Return when the host is gone, if nobody needs it any more."""
         if self._is_leaving:
             await self._gone.wait()
 
-    def let_go(self) -> None:
-        """Give the host back; it goes with the last one."""
-        self._users -= 1
-        if self._users == 0:
+    def let_go(self, tree: RootSupervisor) -> None:
+        """Give the host back; it goes with the last tree."""
+        self._trees.pop(tree, None)
+        if not self._trees:
             self._is_leaving = True
             self._idle.set()
 
@@ -379,16 +382,28 @@ class Host:
         else:
             loop = sys.modules["asyncio"].get_running_loop()
             self._task = loop.create_task(self._live(), name="treewarden host")
+            # Of a task that is cancelled before its first step nothing ever runs, except for this.
+            self._task.add_done_callback(self._end)
 
     async def _live(self) -> None:
         try:
             async with anyio.create_task_group() as group:
                 self._group = group
-                self._ready.set()
+                for tree in self._trees:
+                    group.start_soon(tree.live)
                 await self._idle.wait()
         finally:
-            self._is_leaving = True
-            self._gone.set()
+            self._end()
+
+    def _end(self, _: object = None) -> None:
+        """Nothing runs on it any more. No effect when called again."""
+        self._is_leaving = True
+        self._group = None
+        while self._trees:
+            # One that has lived has let go of its host.
+            tree, _ = self._trees.popitem()
+            tree.lose()
+        self._gone.set()
 
 
 _host_of_loop: anyio.lowlevel.RunVar[Host | None] = anyio.lowlevel.RunVar("treewarden_host")

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import random
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import anyio
 from anyio import from_thread
 
-from treewarden.ledgers import Kind, TreeLedger, Unit, Wallet
+from treewarden.ledgers import Kind, Lease, TreeLedger, Unit, Wallet
 from treewarden.protocols import (
     Message,
     RunError,
@@ -25,9 +26,10 @@ from treewarden.protocols import (
     user,
 )
 
-from ._actor import Actor, StopKind, current_actor
+from ._actor import Actor, StopKind, current_actor, to_the_end
 from ._agent import Invocation, Result, RunSettings
 from ._clock import Clock, LoopClock
+from ._conversation import Conversation, fingerprint_of, require_conversation
 from ._definitions import Agent, Subagent, ToolCallback, check_graph
 from ._limits import Budget, Funding, Limits
 from ._models import Auto, Model, resolve_auto
@@ -53,6 +55,7 @@ async def run(
     on_tool_call: ToolCallback | None = None,
     on_stop: OnStop = "return",
     on_event: Callable[[RunEvent], None] | None = None,
+    conversation: Conversation | None = None,
     detached: bool = False,
     clock: Clock | None = None,
     seed: int | None = None,
@@ -72,6 +75,7 @@ async def run(
         on_tool_call: Asked with each ToolCall before it runs; False or a text refuses it.
         on_stop: What a limit does: "return" a result that is not ``complete``, or "raise".
         on_event: Called with every event of the run, as it happens. What it raises ends the run.
+        conversation: What was said before; this run adds to it if it ends in order.
         detached: Inside an actor, open a tree of its own instead; shown on the receipt.
         clock: Tells the time (see ``treewarden.testing.VirtualClock``).
         seed: Makes ids repeatable.
@@ -90,6 +94,7 @@ async def run(
         deps=deps,
         approve=on_tool_call,
         on_stop=on_stop,
+        conversation=conversation,
         detached=detached,
         clock=clock,
         seed=seed,
@@ -132,6 +137,7 @@ def stream(
     deps: Any = None,
     on_tool_call: ToolCallback | None = None,
     on_stop: OnStop = "return",
+    conversation: Conversation | None = None,
     detached: bool = False,
     clock: Clock | None = None,
     seed: int | None = None,
@@ -153,6 +159,7 @@ def stream(
             deps=deps,
             approve=on_tool_call,
             on_stop=on_stop,
+            conversation=conversation,
             detached=detached,
             clock=clock,
             seed=seed,
@@ -208,8 +215,7 @@ class Tree:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        with anyio.CancelScope(shield=True):
-            await self._tree.close()
+        await self._tree.close()
         if self._tree.root.failure is not None and exc is None:
             raise self._tree.root.failure
 
@@ -224,6 +230,7 @@ class Tree:
         on_tool_call: ToolCallback | None = None,
         on_stop: OnStop = "return",
         on_event: Callable[[RunEvent], None] | None = None,
+        conversation: Conversation | None = None,
     ) -> Result:
         """Run ``agent`` in this tree. With a ``budget`` it gets a wallet carved from the tree's.
 
@@ -231,7 +238,9 @@ class Tree:
             RefusedError: The tree has no room or no money for it; nothing was started.
             UsageError, RunError: As for ``treewarden.run``.
         """
-        start = self._start(agent, prompt, budget, limits, deps, on_tool_call, on_stop)
+        start = self._start(
+            agent, prompt, budget, limits, deps, on_tool_call, on_stop, conversation
+        )
         return await start.run(on_event)
 
     def stream(
@@ -244,9 +253,12 @@ class Tree:
         deps: Any = None,
         on_tool_call: ToolCallback | None = None,
         on_stop: OnStop = "return",
+        conversation: Conversation | None = None,
     ) -> RunStream:
         """As ``run``, with the run's events."""
-        return RunStream(self._start(agent, prompt, budget, limits, deps, on_tool_call, on_stop))
+        return RunStream(
+            self._start(agent, prompt, budget, limits, deps, on_tool_call, on_stop, conversation)
+        )
 
     def run_from_thread(self, agent: Agent, prompt: Prompt, **options: Any) -> Result:
         """``run`` from a thread that is not the tree's own; blocks that thread until the end."""
@@ -256,6 +268,33 @@ class Tree:
             return await self.run(agent, prompt, **options)
 
         return from_thread.run(message, token=token)
+
+    def set_budget(
+        self, *, max_usd: str | int | Decimal | None = None, max_tokens: int | None = None
+    ) -> None:
+        """Raise or lower the tree's ceiling while it runs.
+
+        A lowered ceiling goes down as far as what is spent and held allows, and further as holds
+        come back; it never breaches.
+
+        Raises:
+            UsageError: The tree counts in the other denomination.
+        """
+        root = self._tree.root
+        root.require_owner()
+        set_ceiling(root, root.ledger.root, Budget(max_usd=max_usd, max_tokens=max_tokens))
+
+    def set_limit(self, name: str, value: int | None) -> None:
+        """Change one of the tree's limits by its name in ``Limits``; None lifts it.
+
+        A lowered limit may stay exceeded until what runs has ended.
+
+        Raises:
+            LedgerError: There is no such limit, or the value is out of range. Nothing changed.
+        """
+        root = self._tree.root
+        root.require_owner()
+        root.ledger.set_cap(name, value, root.clock.monotonic())
 
     def snapshot(self) -> dict[str, Any]:
         """What is so right now: nodes, wallets, counters and waiters (see docs/snapshot.md)."""
@@ -285,6 +324,7 @@ class Tree:
         deps: Any,
         approve: ToolCallback | None,
         on_stop: OnStop,
+        conversation: Conversation | None,
     ) -> Start:
         return Start(
             agent,
@@ -294,6 +334,7 @@ class Tree:
             deps=deps,
             approve=approve,
             on_stop=on_stop,
+            conversation=conversation,
             tree=self._tree,
         )
 
@@ -380,6 +421,7 @@ class Start:
         deps: Any,
         approve: ToolCallback | None,
         on_stop: OnStop,
+        conversation: Conversation | None = None,
         tree: OpenTree | None = None,
         detached: bool = False,
         clock: Clock | None = None,
@@ -395,6 +437,7 @@ class Start:
         if tree is not None:
             _check_own_limits(limits)
         self._messages = _messages_of(prompt)
+        self._conversation = require_conversation(conversation)
         self._deps, self._approve, self._on_stop = deps, approve, on_stop
         self._tree, self._detached = tree, detached
         self._clock, self._seed, self._journal = clock, seed, journal
@@ -411,12 +454,10 @@ class Start:
             await actor.wait()
         except BaseException:
             actor.stop(StopKind.CANCELLED, "the caller of run was cancelled")
-            with anyio.CancelScope(shield=True):
-                await actor.wait()
+            await to_the_end(actor.wait)
             raise
         finally:
-            with anyio.CancelScope(shield=True):
-                await self.finish()
+            await self.finish()
         return self.take()
 
     async def begin(
@@ -434,15 +475,19 @@ class Start:
         unit = self._unit(above)
         model = self._model(above)
         self._check_money(model, unit, above)
-        tree = self._tree
-        if tree is None:
-            tree = await self._open_own_tree(unit) if above is None else _tree_of(above)
-        self._tree = tree
+        conversation = self._conversation
+        history: Sequence[Message] = ()
+        if conversation is not None:
+            history = conversation.begin(fingerprint_of(self._agent, model))
         try:
-            self._start_actor(tree, above, model, tell, on_over)
+            tree = self._tree
+            if tree is None:
+                tree = await self._open_own_tree(unit) if above is None else _tree_of(above)
+            self._tree = tree
+            self._start_actor(tree, above, model, history, tell, on_over)
         except BaseException:
-            with anyio.CancelScope(shield=True):
-                await self.finish()
+            self._end_conversation(None)
+            await self.finish()
             raise
         assert self._actor is not None, self
         assert self._invocation is not None, self
@@ -450,7 +495,7 @@ class Start:
         return self._actor, self._invocation
 
     async def finish(self) -> None:
-        """Close the tree if it was opened for this run alone."""
+        """Close the tree if it was opened for this run alone. A cancelled caller stays to the end."""
         if self._is_own_tree and self._tree is not None:
             await self._tree.close()
 
@@ -469,6 +514,19 @@ class Start:
             raise self._listener_failed(self._listener_error) from self._listener_error
         result = self._invocation.take()
         return result.raise_for_stop() if self._on_stop == "raise" else result
+
+    def set_budget(self, budget: Budget) -> None:
+        """Move the ceiling of the wallet that bounds this run alone."""
+        assert self._actor is not None, self
+        root, node = self._actor.root, self._actor.lease.node
+        lease = root.ledger.root if self._is_own_tree else self._actor.lease
+        if not node.owns_wallet and not self._is_own_tree:
+            raise UsageError(
+                f"{node.path} draws on {node.wallet.path} and has no ceiling of its own. Start it "
+                "with budget=, or change the tree's.",
+                code="cave_budget_max_invalid",
+            )
+        set_ceiling(root, lease, budget)
 
     # --- who listens ---------------------------------------------------------------------------
 
@@ -535,6 +593,7 @@ class Start:
         tree: OpenTree,
         above: Actor | None,
         model: Model,
+        history: Sequence[Message],
         tell: Callable[[RunEvent], None] | None,
         on_over: Callable[[], None] | None,
     ) -> None:
@@ -546,7 +605,7 @@ class Start:
         invocation = Invocation(
             self._agent,
             model,
-            self._messages,
+            [*history, *self._messages],
             self._settings(tree, tell),
             is_fixture=False,
             is_detached=self._detached and current_actor.get() is not None,
@@ -557,6 +616,7 @@ class Start:
             try:
                 invocation.conclude(actor)
             finally:
+                self._end_conversation(invocation)
                 if on_over is not None:
                     on_over()
 
@@ -571,6 +631,16 @@ class Start:
             seconds=None if own_deadline is None else own_deadline.deadline_seconds,
             cap=self._budget.max if carves and self._budget is not None else None,
         )
+
+    def _end_conversation(self, invocation: Invocation | None) -> None:
+        """Keep what was said if the run ended in order, and free the handle."""
+        if self._conversation is None:
+            return
+        result = None if invocation is None else invocation.result
+        if result is None:
+            self._conversation.roll_back()
+        else:
+            self._conversation.commit(result.messages)
 
     def _settings(self, tree: OpenTree, tell: Callable[[RunEvent], None] | None) -> RunSettings:
         budget = self._budget or tree.budget
@@ -645,6 +715,20 @@ class Start:
         if root is None and above is not None:
             root = above.root
         return root is not None and any(w.is_bounded for w in root.ledger.state.wallets.values())
+
+
+def set_ceiling(root: RootSupervisor, lease: Lease, budget: Budget) -> None:
+    """Raise or lower the ceiling of a lease's wallet to a budget's maximum."""
+    ledger, now = root.ledger, root.clock.monotonic()
+    if budget.unit != ledger.unit:
+        raise UsageError(
+            f"the tree counts in {ledger.unit}, this ceiling is in {budget.unit}.",
+            code="cave_budget_denomination_ambiguous",
+        )
+    if budget.max < lease.node.wallet.max:
+        ledger.lower_max(lease, budget.max, now)
+    else:
+        ledger.raise_max(lease, budget.max, now)
 
 
 def _tree_of(actor: Actor) -> OpenTree:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
+from decimal import Decimal
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -24,11 +25,13 @@ from treewarden.protocols import (
     UsageError,
 )
 
-from ._actor import Actor, StopKind
+from ._actor import Actor, StopKind, to_the_end
+from ._agent import Invocation
 from ._lifecycle import State
+from ._limits import Budget
 
 if TYPE_CHECKING:
-    from ._agent import Invocation, Result
+    from ._agent import Result
     from ._run import Start
 
 
@@ -132,6 +135,39 @@ class RunStream:
         actor.root.require_owner()
         actor.stop(StopKind.CANCELLED, reason)
 
+    def send(self, text: str) -> None:
+        """Say something to the running agent; it reads it before its next model call.
+
+        Raises:
+            ActorStopped: The run is over, or on its last call.
+        """
+        self._live_invocation().send(text)
+
+    def wrap_up(self, reason: str) -> None:
+        """Ask the run and all below it for a final answer: their next model call is their last.
+
+        Calls that are under way are not cut off. What the answer may cost is what is left.
+        """
+        self._live_invocation().wrap_up(reason)
+        for actor in self._required().below():
+            if isinstance(actor.body, Invocation):
+                actor.body.wrap_up(reason)
+
+    def set_budget(
+        self, *, max_usd: str | int | Decimal | None = None, max_tokens: int | None = None
+    ) -> None:
+        """Raise or lower the ceiling of the run's own wallet while it runs.
+
+        A lowered ceiling goes down as far as what is spent and held allows, and further as holds
+        come back; it never breaches.
+
+        Raises:
+            UsageError: The run has no wallet of its own, or this is another denomination.
+            LedgerError: A raise that the parent's wallet cannot pay for. Nothing changed.
+        """
+        self._required().root.require_owner()
+        self._start.set_budget(Budget(max_usd=max_usd, max_tokens=max_tokens))
+
     async def aclose(self) -> None:
         """End the run if it is still going, and return when everything it held is back.
 
@@ -140,9 +176,11 @@ class RunStream:
         actor = self._required()
         actor.root.require_owner()
         actor.stop(StopKind.CANCELLED, "its stream was closed")
-        with anyio.CancelScope(shield=True):
-            await actor.wait()
-            await self._start.finish()
+        await to_the_end(self._wait_until_settled)
+
+    async def _wait_until_settled(self) -> None:
+        await self._required().wait()
+        await self._start.finish()
 
     def __del__(self) -> None:
         # Dropped without being closed: nobody will read it, so it need not go on.
@@ -156,6 +194,11 @@ class RunStream:
     def path(self) -> str:
         """The run's place in its tree."""
         return self._required().path
+
+    def _live_invocation(self) -> Invocation:
+        self._required().root.require_owner()
+        assert self._invocation is not None, self
+        return self._invocation
 
     def _required(self) -> Actor:
         if self._actor is None:

@@ -630,6 +630,8 @@ class TreeLedger:
         if not wallet.is_revoked:
             self._record(Revoked(at, wallet.id, reason))
             self._rerun_below(wallet, at)
+            # One of its calls may wait above, on a wallet that is over its lowered ceiling.
+            self._rerun_upwards(wallet, at)
 
     def lower_max(self, lease: Lease, to: int, at: float) -> None:
         """Lower a ceiling as far as what is committed allows, and further as that comes back."""

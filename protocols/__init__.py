@@ -5,6 +5,7 @@ from ._canonical import canonical_json as canonical_json
 from ._canonical import digest as digest
 from ._codec import Codec as Codec
 from ._codec import StreamDecoder as StreamDecoder
+from ._errors import ActorStopped as ActorStopped
 from ._errors import CredentialsError as CredentialsError
 from ._errors import LedgerError as LedgerError
 from ._errors import ProtocolError as ProtocolError

@@ -7,6 +7,7 @@
     ├── ProviderError                    a provider answered with an error
     │   ├── ProviderInterrupted          … after it had begun to answer
     │   └── CredentialsError             … because of the key, or there is none
+    ├── ActorStopped                     a message to an actor that has ended
     ├── ToolFailed                       a tool call ended without a result
     ├── RunError                         a run failed after it had started; has a receipt
     │   ├── RunStopped                   … was stopped by a limit, where the caller wants an error
@@ -115,6 +116,19 @@ class CredentialsError(ProviderError):
     """The provider refused the key, or there is none."""
 
     code = "cave_provider_credentials"
+
+
+class ActorStopped(TreewardenError):
+    """A message was sent to an actor that has ended. It was not handled and never will be."""
+
+    code = "cave_actor_stopped"
+
+    def __init__(self, actor: str) -> None:
+        super().__init__(
+            f"{self.code}: {actor} has ended, or is on its last call, and takes no messages. "
+            "Start a new run."
+        )
+        self.actor = actor
 
 
 class ToolFailed(TreewardenError):

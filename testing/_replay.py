@@ -79,6 +79,8 @@ class ReceivedRequest:
     # By lower-case name.
     headers: Mapping[str, str]
     body: bytes
+    # Which of the server's connections it came on, counted from 1.
+    connection: int
     # Set as soon as it is noticed that the client hung up before it had the whole answer.
     disconnected: threading.Event = attrs.field(factory=threading.Event, repr=False)
 
@@ -184,6 +186,10 @@ class _Listener(HTTPServer):
             thread.join(_JOIN_SECONDS)
             assert not thread.is_alive(), f"{thread.name} does not end"
 
+    def number_of(self, connection: socket.socket) -> int:
+        """Which connection this is, counted from 1."""
+        return 1 + [there for there, _ in self._connections].index(connection)
+
     def process_request(self, request: Any, client_address: Any) -> None:
         thread = threading.Thread(
             target=self._serve, args=(request, client_address), name="replay-peer", daemon=True
@@ -213,6 +219,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.path,
             {name.lower(): value for name, value in self.headers.items()},
             self.rfile.read(int(self.headers.get("content-length", 0))),
+            self._listener.number_of(self.connection),
         )
         exchange = self._listener.replay.take(received) or _no_exchange(received)
         try:

@@ -8,11 +8,14 @@ The front door: every public name, loaded on first use. The names live in the pa
 from importlib import import_module
 
 _HOME = {
+    "ActorStopped": "protocols",
     "Agent": "actors",
     "Budget": "actors",
     "Clock": "actors",
     "Context": "actors",
+    "Conversation": "actors",
     "CredentialsError": "protocols",
+    "JsonLinesJournal": "actors",
     "Limits": "actors",
     "Message": "protocols",
     "ModelCard": "ledgers",
@@ -27,6 +30,7 @@ _HOME = {
     "RunError": "protocols",
     "RunStopped": "protocols",
     "RunStream": "actors",
+    "SQLiteJournal": "actors",
     "SupervisorCancelled": "protocols",
     "Tier": "ledgers",
     "Tool": "actors",

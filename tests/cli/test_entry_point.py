@@ -15,7 +15,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,7 +29,7 @@ SCRIPT = str(Path(sys.executable).parent / "treewarden")
 on_each_backend = pytest.mark.parametrize("backend", ["asyncio", "trio"])
 
 
-def run(*command: str, **options: object) -> subprocess.CompletedProcess[str]:
+def run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -91,7 +91,7 @@ def test_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str])
 
 
 @contextmanager
-def running(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def running(folder: Path, *arguments: str) -> Generator[subprocess.Popen[str]]:
     """The command at work in ``folder``; it has said that its run started."""
     with subprocess.Popen(
         (*MODULE, "run", *arguments),
@@ -255,7 +255,7 @@ def on_a_terminal(folder: Path, *arguments: str, rows: int, columns: int) -> tup
 def test_a_terminal_shows_the_tree_while_it_runs_then_answer_and_receipt(folder: Path) -> None:
     (folder / "wide.py").write_text(WIDE)
     options = ("--max-concurrent-subagents", "none", "--budget-usd", "9.50")
-    code, written = on_a_terminal(folder, "run", "wide.py", "x", *options, rows=16, columns=90)
+    code, written = on_a_terminal(folder, "run", "wide.py:only", "x", *options, rows=16, columns=90)
     assert code == 0
     live, _, after = written.rpartition("all�]0;evil� of them")
     assert "└─ " in live

@@ -21,16 +21,17 @@ ANSWER = "Both have been found.\n"
 
 def chat(text: str) -> list[bytes]:
     """An answer of an OpenAI-compatible provider."""
-    head = {"id": "c", "object": "chat.completion.chunk", "created": 0, "model": "small"}
-    said = {"index": 0, "delta": {"role": "assistant", "content": text}, "finish_reason": None}
-    over = {"index": 0, "delta": {}, "finish_reason": "stop"}
-    usage = {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12}
-    chunks = [
-        {**head, "choices": [said]},
-        {**head, "choices": [over]},
-        {**head, "choices": [], "usage": usage},
+    said: dict[str, Any] = {"role": "assistant", "content": text}
+    chunks: list[dict[str, Any]] = [
+        {"choices": [{"index": 0, "delta": said, "finish_reason": None}]},
+        {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
+        {"choices": [], "usage": {"prompt_tokens": 10, "completion_tokens": 2}},
     ]
-    return [f"data: {json.dumps(chunk)}\n\n".encode() for chunk in chunks] + [b"data: [DONE]\n\n"]
+    return [event({"model": "small", **chunk}) for chunk in chunks] + [b"data: [DONE]\n\n"]
+
+
+def event(value: Any) -> bytes:
+    return f"data: {json.dumps(value)}\n\n".encode()
 
 
 # --- the answer -----------------------------------------------------------------------------------
@@ -328,8 +329,8 @@ def test_model_replaces_open_models_below_and_leaves_named_ones(
     (folder / "nested.py").write_text(NESTED)
     call = {"index": 0, "id": "c1", "function": {"name": "ask", "arguments": '{"task": "t"}'}}
     asks = {"index": 0, "delta": {"tool_calls": [call]}, "finish_reason": "tool_calls"}
-    asking = [f"data: {json.dumps({'model': 'small', 'choices': [asks]})}\n\n".encode()]
-    with provider([*asking, b"data: [DONE]\n\n"], chat("leaf"), chat("top")) as server:
+    asking = [event({"model": "small", "choices": [asks]}), b"data: [DONE]\n\n"]
+    with provider(asking, chat("leaf"), chat("top")) as server:
         options = ("--model", "local/small", "--base-url", server.url, "--json", "-q")
         said = treewarden("run", "nested.py:top", "x", *options)
     top: dict[str, Any] = json.loads(said.out)["receipt"]

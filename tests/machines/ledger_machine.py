@@ -7,10 +7,10 @@ journal folds to it. Subclass ``LedgerMachine`` to run other units or other ledg
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import attrs
 import pytest
@@ -49,6 +49,9 @@ RATES = {
     "inner": Rate(input=2, output=2, cache_read=1, cache_write=3),
 }
 PRICES = {model: rate.price() for model, rate in RATES.items()}
+
+History: TypeAlias = Sequence[tuple[str, Mapping[str, Any]]]
+"""Rules by their names, with the values they are called with."""
 
 few = st.integers(0, 7)
 caps_at_first = st.builds(
@@ -689,6 +692,15 @@ class LedgerMachine(RuleBasedStateMachine):
         for hold_id in self.slots_told:
             if hold_id in self.books.slots:
                 assert self.slots_told[hold_id] == 0
+
+    def play(self, history: History) -> None:
+        """Run through a history that is written down, and close."""
+        for name, values in history:
+            getattr(self, name)(**values)
+            self.books_agree()
+            self.the_journal_folds_to_the_state()
+            self.everyone_is_told_once()
+        self.close()
 
     def teardown(self) -> None:
         if not self.is_sound:

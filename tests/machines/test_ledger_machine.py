@@ -10,6 +10,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from treewarden.ledgers import Event, TreeState, fold
 
+from .histories import HISTORIES
 from .ledger_machine import LedgerMachine, TokenMachine, UsdMachine
 from .profiles import QUICK, SHORT, SOAK
 
@@ -74,10 +75,16 @@ def test_every_prefix_of_a_journal_folds_to_the_state_at_that_event() -> None:
     run_state_machine_as_test(RememberingMachine, settings=SHORT)
 
 
-def test_a_history_is_the_same_to_the_byte_when_it_is_run_again() -> None:
-    def run() -> str:
+@pytest.mark.parametrize("name", HISTORIES)
+def test_a_written_history_keeps_the_books_balanced(name: str) -> None:
+    RememberingMachine().play(HISTORIES[name])
+
+
+@pytest.mark.parametrize("name", HISTORIES)
+def test_a_history_makes_the_same_journal_to_the_byte_when_run_again(name: str) -> None:
+    def journal() -> str:
         machine = UsdMachine()
-        machine.play(HISTORY)
+        machine.play(HISTORIES[name])
         return json.dumps([[type(e).__name__, *map(str, e)] for e in machine.events])
 
-    assert run() == run()
+    assert journal() == journal()

@@ -7,7 +7,6 @@ of anything.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import attrs
@@ -31,18 +30,23 @@ from treewarden.ledgers import (
 )
 from treewarden.protocols import RefusedError
 
+from .histories import HISTORIES
 from .ledger_machine import LedgerMachine, TokenMachine, UsdMachine
 from .profiles import LEDGER
 
 HUNT = settings(
     LEDGER,
+    # The same histories in every run: a mutant that is found is found again.
     derandomize=True,
     database=None,
-    max_examples=3000,
+    max_examples=30,
     stateful_step_count=40,
     phases=[Phase.generate],
     report_multiple_bugs=False,
 )
+# What a machine says no with. Anything else is a mistake in the mutant.
+CAUGHT = (AssertionError, KeyError, pytest.fail.Exception)
+LONG_HUNT = settings(HUNT, max_examples=5000)
 
 # --- ledgers with a mistake ----------------------------------------------------------------------
 
@@ -258,4 +262,57 @@ MUTANTS: dict[str, Mutant] = {
 }
 
 
-def test(): pass
+@pytest.fixture
+def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> type[LedgerMachine]:
+    """A machine whose ledger has one mistake."""
+    mutant = MUTANTS[request.param]
+    if mutant.part is not None:
+        monkeypatch.setattr(mutant.part, mutant.name, mutant.mistake)
+
+    class MutantMachine(mutant.machine):  # type: ignore[name-defined, misc]
+        ledger_class = mutant.ledger
+
+    return MutantMachine
+
+
+def what_history_catches(machine: type[LedgerMachine]) -> str | None:
+    for name, history in HISTORIES.items():
+        try:
+            machine().play(history)
+        except CAUGHT:
+            return name
+    return None
+
+
+def what_chance_catches(machine: type[LedgerMachine], hunt: settings) -> str | None:
+    try:
+        run_state_machine_as_test(machine, settings=hunt)  # type: ignore[no-untyped-call]
+    except CAUGHT as caught:
+        return type(caught).__name__
+    return None
+
+
+def test_the_ledger_itself_survives_every_written_history() -> None:
+    assert what_history_catches(UsdMachine) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", MUTANTS, indirect=True)
+def test_a_mutant_is_caught(
+    machine: type[LedgerMachine],
+    request: pytest.FixtureRequest,
+    record_property: Callable[[str, object], None],
+) -> None:
+    written = what_history_catches(machine)
+    chance = what_chance_catches(machine, HUNT)
+    assert written or chance, "it survived"
+    name: str = request.node.callspec.params["machine"]
+    found = f"chance ({chance})" if chance else ""
+    record_property("mutant", f"{name:<34} {found:<24} {written or ''}")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("machine", MUTANTS, indirect=True)
+def test_a_mutant_is_caught_by_chance_alone(machine: type[LedgerMachine]) -> None:
+    assert what_chance_catches(machine, LONG_HUNT)

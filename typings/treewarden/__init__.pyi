@@ -1,8 +1,11 @@
+from protocols import ActorStopped as ActorStopped
 from actors import Agent as Agent
 from actors import Budget as Budget
 from actors import Clock as Clock
 from actors import Context as Context
+from actors import Conversation as Conversation
 from protocols import CredentialsError as CredentialsError
+from actors import JsonLinesJournal as JsonLinesJournal
 from actors import Limits as Limits
 from protocols import Message as Message
 from ledgers import ModelCard as ModelCard
@@ -17,6 +20,7 @@ from protocols import RunCancelled as RunCancelled
 from protocols import RunError as RunError
 from protocols import RunStopped as RunStopped
 from actors import RunStream as RunStream
+from actors import SQLiteJournal as SQLiteJournal
 from protocols import SupervisorCancelled as SupervisorCancelled
 from ledgers import Tier as Tier
 from actors import Tool as Tool
