@@ -271,6 +271,14 @@ class RootSupervisor:
         """True when the running task is inside a cancelled scope of the tree or its host."""
         return anyio.current_effective_deadline() == -math.inf
 
+    @property
+    def has_native_cancel(self) -> bool:
+        """True when somebody called ``task.cancel()`` on the running task and nobody took it back.
+
+        Nothing but asyncio has such a thing.
+        """
+        return self._is_on_asyncio and bool(sys.modules["asyncio"].current_task().cancelling())
+
     def forget_native_cancel(self) -> None:
         """Take note of a native ``task.cancel()`` so that the task can end in order."""
         if self._is_on_asyncio:

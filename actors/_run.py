@@ -495,7 +495,7 @@ class Start:
         return self._actor, self._invocation
 
     async def finish(self) -> None:
-        """Close the tree if it was opened for this run alone. A cancelled caller stays to the end."""
+        """Close the tree if it was opened for this run alone; who is cancelled stays to the end."""
         if self._is_own_tree and self._tree is not None:
             await self._tree.close()
 

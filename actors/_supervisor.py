@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias, cast
 
 import anyio
+import anyio.lowlevel
 import attrs
 
 from treewarden.ledgers import Kind, Outcome
@@ -45,6 +46,8 @@ async def frame(actor: Actor, body: Body) -> None:
     if actor.children:
         await _outlive_children(actor)
     actor.root.see_off(actor)
+    if actor.root.has_native_cancel:
+        await _let_it_strike(actor)
 
 
 async def _run_until(deadline: float, actor: Actor, body: Body) -> None:
@@ -116,6 +119,18 @@ def _note_who_cancelled(actor: Actor) -> None:
             reason = StopAsked(StopKind.NATIVE, "its task was cancelled from outside")
         actor.stop_asked = reason
     actor.root.forget_native_cancel()
+
+
+async def _let_it_strike(actor: Actor) -> None:
+    """Take a native cancel that came during the task's last step, while there is still a frame.
+
+    After it the task would end as cancelled, and anyio would take that for a reason to cancel the
+    whole group. The actor has ended already, so here it harms nobody.
+    """
+    try:
+        await anyio.lowlevel.checkpoint()
+    except actor.root.cancelled_type:
+        actor.root.forget_native_cancel()
 
 
 async def _outlive_children(actor: Actor) -> None:

@@ -273,35 +273,38 @@ def _note(what: str, why: str, times: int, style: str) -> Text:
 # --- stress tests ---------------------------------------------------------------------------------
 
 
-_STRESS_TITLES = (
-    *("fan-out", "depth", "backend", "admitted", "peak", "refused", "calls", "tokens"),
-    *("over", "leaks", "events", "wall s", "ended"),
-)
-
-
 def stress_table(trials: Sequence[Trial], *, width: int) -> Table:
     """A row per configuration; what must be 0 is red where it is not."""
-    titles = _STRESS_TITLES if width >= _ROOMY else _STRESS_TITLES[:-1]
-    table = Table(box=None, pad_edge=False, padding=(0, 1 if width < _ROOMY else 2, 0, 0))
+    is_narrow = width < _ROOMY
+    table = Table(box=None, pad_edge=False, padding=(0, 1 if is_narrow else 2, 0, 0))
+    rows = [_trial_cells(trial) for trial in trials]
+    # What a narrow terminal has no room for; --json has everything.
+    titles = [t for t in rows[0] if not (is_narrow and t in ("events", "ended"))]
     for title in titles:
         is_text = title in ("backend", "ended")
         table.add_column(title, justify="left" if is_text else "right", no_wrap=True)
-    for trial in trials:
-        table.add_row(*list(_trial_cells(trial))[: len(titles)])
+    for row in rows:
+        table.add_row(*(row[title] for title in titles))
     return table
 
 
-def _trial_cells(trial: Trial) -> Iterator[Text]:
-    counts = (trial.admitted, trial.peak, trial.rejections, trial.calls, trial.tokens)
-    yield Text(f"{trial.configuration.fan_out:,}")
-    yield Text(f"{trial.configuration.depth}")
-    yield Text(trial.configuration.backend)
-    yield from (Text(f"{count:,}") for count in counts)
-    yield Text("-", _FAINT) if trial.overshoot is None else _zero(trial.overshoot)
-    yield _zero(trial.leaks.total)
-    yield Text(f"{trial.events:,}")
-    yield Text(f"{trial.wall_seconds:.2f}")
-    yield Text(trial.stop_reason, ended_style(trial.stop_reason))
+def _trial_cells(trial: Trial) -> dict[str, Text]:
+    tried = trial.configuration
+    return {
+        "fan-out": Text(f"{tried.fan_out:,}"),
+        "depth": Text(f"{tried.depth}"),
+        "backend": Text(tried.backend),
+        "admitted": Text(f"{trial.admitted:,}"),
+        "peak": Text(f"{trial.peak:,}"),
+        "refused": Text(f"{trial.rejections:,}"),
+        "calls": Text(f"{trial.calls:,}"),
+        "tokens": Text(f"{trial.tokens:,}"),
+        "over": Text("-", _FAINT) if trial.overshoot is None else _zero(trial.overshoot),
+        "leaks": _zero(trial.leaks.total),
+        "events": Text(f"{trial.events:,}"),
+        "wall s": Text(f"{trial.wall_seconds:.2f}"),
+        "ended": Text(trial.stop_reason, ended_style(trial.stop_reason)),
+    }
 
 
 def _zero(count: int) -> Text:

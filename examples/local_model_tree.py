@@ -49,8 +49,8 @@ def desk_script(request: ScriptedRequest) -> Reply:
     return Reply("\n".join(f"{name}: {answer['text'].strip()}" for name, answer in answers))
 
 
-def build_tree(model: Any, tool_model: Any, desk: Any) -> tw.Agent:
-    """The desk and its three agents. ``tool_model`` is the model set up to call tools."""
+def build_tree(model: Any, desk: Any) -> tw.Agent:
+    """The desk and its three agents."""
 
     def job(name: str, description: str, worker: tw.Agent) -> Any:
         return tw.subagent(name=name, description=description, agent=worker, max_tokens=4_000)
@@ -75,7 +75,7 @@ def build_tree(model: Any, tool_model: Any, desk: Any) -> tw.Agent:
             job(
                 "look_up",
                 "Knows how high trees grow.",
-                worker("forester", "You look numbers up.", tool_model, height_of_tree),
+                worker("forester", "You look numbers up.", model, height_of_tree),
             ),
         ],
     )
@@ -87,12 +87,8 @@ def on_the_local_model(base_url: str, wire: str) -> tw.Result:
     else:
         id_, address = "local/smollm2-135m", f"{base_url}/v1"
     steady = {"temperature": 0, "seed": 7}
-    # So small a model has to be nudged towards the tag that begins a tool call.
-    nudged = {**steady, "logit_bias": [["<tool_call>", 5]]}
-    plain = tw.model(id_, base_url=address, context_window=4_096, extra_body=steady)
-    calling = tw.model(id_, base_url=address, context_window=4_096, extra_body=nudged)
-    desk = ScriptedModel(desk_script, id="script/desk")
-    return run(build_tree(plain, calling, desk))
+    model = tw.model(id_, base_url=address, context_window=4_096, extra_body=steady)
+    return run(build_tree(model, ScriptedModel(desk_script, id="script/desk")))
 
 
 def run(desk: tw.Agent) -> tw.Result:
@@ -123,7 +119,7 @@ def show(title: str, result: tw.Result) -> None:
 def main() -> int:
     if os.environ.get("ANTHROPIC_API_KEY") or os.environ.get("OPENAI_API_KEY"):
         auto = tw.auto()
-        result = run(build_tree(auto, auto, auto))
+        result = run(build_tree(auto, auto))
         show("your provider", result)
         return 0 if result.complete else 3
     try:

@@ -156,6 +156,8 @@ class TreeLedger:
         # Waiting tickets by the wallet they wait on, oldest first. No empty queue stays. Ordered
         # dicts, because finding the head of a plain one takes longer the more have left before.
         self._money_queues: dict[int, OrderedDict[int, Ticket]] = {}
+        # The ids of the wallets with a queue that are this wallet or below it. No empty one stays.
+        self._queues_below: dict[int, dict[int, None]] = {}
         # Holds that wait for a call slot, oldest first.
         self._slot_queue: OrderedDict[int, Hold] = OrderedDict()
         ceiling = UNBOUNDED if max is None else max
@@ -522,14 +524,25 @@ class TreeLedger:
 
     def _enqueue(self, ticket: Ticket, at: float) -> None:
         wallet = ticket.wallet
-        self._money_queues.setdefault(wallet.id, OrderedDict())[ticket.id] = ticket
+        queue = self._money_queues.get(wallet.id)
+        if queue is None:
+            queue = self._money_queues[wallet.id] = OrderedDict()
+            for up in _upwards(wallet):
+                self._queues_below.setdefault(up.id, {})[wallet.id] = None
+        queue[ticket.id] = ticket
         self._record(Queued(at, ticket.id, ticket.lease.id, wallet.id))
 
     def _dequeue(self, ticket: Ticket) -> None:
         queue = self._money_queues[ticket.wallet.id]
         del queue[ticket.id]
-        if not queue:
-            del self._money_queues[ticket.wallet.id]
+        if queue:
+            return
+        del self._money_queues[ticket.wallet.id]
+        for up in _upwards(ticket.wallet):
+            below = self._queues_below[up.id]
+            del below[ticket.wallet.id]
+            if not below:
+                del self._queues_below[up.id]
 
     def _after_charge(self, wallet: Wallet, at: float) -> None:
         self._rerun_slots(at)
@@ -549,11 +562,9 @@ class TreeLedger:
             up = up.parent
 
     def _rerun_below(self, top: Wallet, at: float) -> None:
-        """Re-run every queue on ``top`` and beneath it. O(wallets that somebody waits on)."""
-        for wallet_id in list(self._money_queues):
-            wallet = self._state.wallets[wallet_id]
-            if any(up is top for up in _upwards(wallet)):
-                self._rerun(wallet, at)
+        """Re-run every queue on ``top`` and beneath it. O(those queues), whoever waits elsewhere."""
+        for wallet_id in list(self._queues_below.get(top.id, ())):
+            self._rerun(self._state.wallets[wallet_id], at)
 
     def _rerun(self, wallet: Wallet, at: float) -> None:
         """Resolve tickets from the head of a wallet's queue until one has to stay."""
@@ -721,6 +732,11 @@ class TreeLedger:
         queued = [t for q in self._money_queues.values() for t in q]
         assert sorted(queued) == sorted(self._tickets), self._money_queues
         assert all(self._money_queues.values()), self._money_queues
+        below: dict[int, set[int]] = {}
+        for wallet_id in self._money_queues:
+            for up in _upwards(state.wallets[wallet_id]):
+                below.setdefault(up.id, set()).add(wallet_id)
+        assert {i: set(ids) for i, ids in self._queues_below.items()} == below, self._queues_below
         for hold in self._holds.values():
             assert hold.is_dispatched == state.holds[hold.id].is_dispatched, hold
         waiting = {i for i, hold in state.holds.items() if hold.waits_for_slot}

@@ -100,7 +100,8 @@ class ProviderError(TreewardenError):
         was_sent: bool = True,
     ) -> None:
         what = " ".join(str(x) for x in (status, kind) if x is not None)
-        super().__init__(f"{self.code}: {provider} answered {what or 'nothing'}: {message}")
+        said = f"{provider} answered {what or 'nothing'}" if was_sent else f"{provider} not asked"
+        super().__init__(f"{self.code}: {said}: {message}")
         self.message, self.provider, self.status, self.kind = message, provider, status, kind
         self.usage, self.retry_after_seconds = usage, retry_after_seconds
         self.was_sent = was_sent

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from decimal import Decimal, InvalidOperation
-from typing import Any
+from decimal import Decimal
+from typing import Any, TypeVar, cast
 
 import cattrs
 
 from ._receipts import OUR_SCHEMA, Receipt, bad_receipt
+
+T = TypeVar("T")
+
+_AMOUNT = re.compile(r"-?[0-9]{1,40}(\.[0-9]{1,40})?")
 
 
 def read_receipt(value: Any) -> Receipt:
@@ -17,41 +22,69 @@ def read_receipt(value: Any) -> Receipt:
     Raises:
         UsageError: It is another form, a field is missing or wrong, or a sum is off.
     """
-    if not isinstance(value, Mapping) or value.get("schema") != OUR_SCHEMA:  # pyright: ignore[reportUnknownMemberType]
-        raise bad_receipt(f"its schema is not {OUR_SCHEMA!r}")
+    _check_schema(value)
     try:
         receipt = _converter().structure(value, Receipt)
-    except cattrs.BaseValidationError as error:
-        details = "; ".join(cattrs.transform_error(error)[:3])
-        raise bad_receipt(details) from None
+    except (cattrs.BaseValidationError, RecursionError) as error:
+        raise bad_receipt(_details(error)) from None
     try:
         receipt.check()
     except AssertionError as error:
         raise bad_receipt(f"its sums do not add up at {error}") from None
-    _compare_sums(value, receipt)  # pyright: ignore[reportUnknownArgumentType]
+    _compare_sums(value, receipt)
     return receipt
 
 
+def _check_schema(value: Any) -> None:
+    """Every receipt in the tree says what form it has."""
+    if not isinstance(value, Mapping):
+        raise bad_receipt("it is no JSON object")
+    fields = cast("Mapping[str, Any]", value)
+    if fields.get("schema") != OUR_SCHEMA:
+        raise bad_receipt(f"its schema is {fields.get('schema')!r}, not {OUR_SCHEMA!r}")
+    children = fields.get("subagents")
+    if not isinstance(children, list):
+        raise bad_receipt("it has no list of subagents")
+    for child in children:  # pyright: ignore[reportUnknownVariableType]
+        _check_schema(child)
+
+
+def _details(error: BaseException) -> str:
+    if isinstance(error, cattrs.BaseValidationError):
+        return "; ".join(cattrs.transform_error(error)[:3])
+    return "it is nested too deeply"
+
+
 def _converter() -> cattrs.Converter:
+    # Strict: cattrs would turn nearly anything into text, and a bool is an int to it.
     converter = cattrs.Converter()
     converter.register_structure_hook(Decimal, lambda text, _: _decimal(text))
-    converter.register_structure_hook(int, lambda number, _: _int(number))
+    converter.register_structure_hook(bool, lambda flag, _: _exactly(bool, flag))
+    converter.register_structure_hook(int, lambda number, _: _exactly(int, number))
+    converter.register_structure_hook(str, lambda text, _: _exactly(str, text))
+    converter.register_structure_hook_func(
+        lambda kind: kind == tuple[str, ...], lambda texts, _: _texts(texts)
+    )
     return converter
 
 
 def _decimal(text: object) -> Decimal:
-    if not isinstance(text, str):
+    # The form of our own writer and nothing else: no exponents, which can be short and enormous.
+    if not isinstance(text, str) or not _AMOUNT.fullmatch(text):
         raise ValueError(f"{text!r} is not an amount written as text")
-    try:
-        return Decimal(text)
-    except InvalidOperation:
-        raise ValueError(f"{text!r} is not an amount") from None
+    return Decimal(text)
 
 
-def _int(number: object) -> int:
-    if type(number) is not int:
-        raise ValueError(f"{number!r} is not a whole number")
-    return number
+def _exactly(kind: type[T], value: object) -> T:
+    if type(value) is not kind:
+        raise ValueError(f"{value!r} is not a {kind.__name__}")
+    return value
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise ValueError(f"{value!r} is not a list of texts")
+    return tuple(_exactly(str, item) for item in cast("list[object]", value))
 
 
 def _compare_sums(value: Mapping[str, Any], receipt: Receipt) -> None:

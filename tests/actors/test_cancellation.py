@@ -49,7 +49,7 @@ class Interrupter(Witness):
     """A witness who does something at the ``at``-th thing that happens."""
 
     at: int = 0
-    act: Callable[[], None] = attrs.field(default=lambda: None)
+    act: Callable[[], object] = attrs.field(default=lambda: None)
 
     def hear(self, event: RunEvent) -> None:
         super().hear(event)
@@ -80,7 +80,7 @@ class Family:
 
 def family() -> Family:
     def script(request: ScriptedRequest) -> Reply:
-        if request.agent_path == BOSS:
+        if request.agent_path.count("/") == 1:
             plan = hands_out(*tasks("work", 3))(request)
             return attrs.evolve(plan, usage=tw.Usage(output=10))
         calls: list[tuple[str, dict[str, Any]]] = [("look", {})] if request.turn == 0 else []
@@ -176,7 +176,7 @@ def cancel_natively(path: str, at: int) -> Outcome:
 
         # In a turn of its own, as if it came from elsewhere in the program.
         loop = asyncio.get_running_loop()
-        witness = Interrupter(at=at, act=lambda: loop.call_soon(cancel) and None)
+        witness = Interrupter(is_thorough=False, at=at, act=lambda: loop.call_soon(cancel))
         result, error = None, None
         try:
             result = await tw.run(made.boss, "go", budget=BUDGET, limits=LIMITS, **witness.options)
@@ -209,8 +209,8 @@ def test_a_native_cancel_ends_a_started_actor_and_its_siblings_live_and_finish()
         assert FROM_OUTSIDE in told.content
         bases |= {line.basis for line in second.lines}
         check_books(outcome.witness, result.receipt, outcome.family.model)
-    # Its open call was charged: as an estimate, or not at all where it had not left.
-    assert bases == {"provider_reported", "estimated"}
+    # Its open call was charged: as an estimate, or not at all where it had a slot and had not left.
+    assert bases == {"provider_reported", "estimated", "not_dispatched"}
     missed = [outcome for outcome in seen if not outcome.was_hit]
     assert missed
     assert all(outcome.result and outcome.result.complete for outcome in missed)
@@ -259,8 +259,7 @@ def test_a_native_cancel_before_the_first_step_ends_the_supervisor_and_names_the
         assert outcome.error.never_started == (path,)
         assert path in str(outcome.error)
         # Everything was cancelled and charged: one settlement for each request there was.
-        settled = [kind for kind, _ in outcome.witness.order if kind == "Settled"]
-        assert len(settled) == len(outcome.family.model.requests)
+        assert outcome.witness.charged_calls() == len(outcome.family.model.requests)
         ended = {request.ended for request in outcome.family.model.requests}
         assert ended <= {"complete", "cancelled"}
 
@@ -277,7 +276,8 @@ def test_other_runs_of_an_open_tree_are_settled_when_a_task_never_makes_its_firs
 
         def watch(event: Event) -> None:
             witness.write(event)
-            if witness.order[-1] == ("Admitted", SECOND):
+            kind, path = witness.order[-1]
+            if kind == "Admitted" and path.endswith("/work#2"):
                 loop.call_soon(cancel)
 
         witness = Witness()
@@ -290,18 +290,73 @@ def test_other_runs_of_an_open_tree_are_settled_when_a_task_never_makes_its_firs
                 await tree.run(agent, "go")
             errors.append(caught.value)
 
+        tree = tw.open_tree(**options)
         with pytest.raises(tw.SupervisorCancelled, match="work#2 was cancelled from outside"):
-            async with tw.open_tree(**options) as tree:
+            async with tree:
                 async with anyio.create_task_group() as group:
                     group.start_soon(run, made.boss)
                     group.start_soon(run, other)
-        assert [type(error) for error in errors] == [tw.SupervisorCancelled] * 2
+        # The run with that task in it is told so; the other one was cancelled, with a receipt.
+        by_type = {type(error): error for error in errors}
+        assert set(by_type) == {tw.SupervisorCancelled, tw.RunCancelled}
+        assert "the tree was cancelled" in str(by_type[tw.RunCancelled])
         assert tasks_left() == []
         assert bystander.requests[0].ended == "cancelled"
         check_closed(witness)
         tree.ledger.check_closed()
 
     VirtualClock().run(scenario)
+
+
+def test_a_tool_that_cancels_its_own_task_with_its_last_step_harms_nobody_else() -> None:
+    """After that step there is nothing left to be cancelled, and asyncio tells the group so."""
+
+    @tw.tool(effect="read", runs="host")
+    async def rude() -> str:
+        """Be rude."""
+        await anyio.sleep(1)
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        return "done"
+
+    async def scenario() -> None:
+        model = ScriptedModel(hands_out(("rude", {}), ("rude", {})))
+        agent = tw.agent(id="one", instructions="Try.", model=model, tools=[rude])
+        witness = Witness()
+        result = await tw.run(agent, "go", **witness.options)
+        assert result.complete
+        assert [r.content for r in model.requests[1].tool_results] == ["done"] * 2
+        assert tasks_left() == []
+        check_books(witness, result.receipt, model)
+
+    VirtualClock().run(scenario)
+
+
+def test_a_loop_that_is_shut_down_at_any_instant_settles_the_run_first() -> None:
+    """As at the end of ``asyncio.run``: every task is cancelled at once, started or not."""
+    for at in instants("asyncio"):
+        shut_down_at(at)
+
+
+def shut_down_at(at: int) -> None:
+    made, witnesses = family(), list[Interrupter]()
+
+    async def main() -> None:
+        is_over = asyncio.Event()
+        witness = Interrupter(is_thorough=False, at=at, act=is_over.set)
+        witnesses.append(witness)
+        options = witness.options
+        running = asyncio.create_task(
+            tw.run(made.boss, "go", budget=BUDGET, limits=LIMITS, **options)
+        )
+        await is_over.wait()
+        assert not running.done()
+
+    VirtualClock().run(main)
+    check_closed(witnesses[0])
+    assert made.model.open_requests == 0
+    assert witnesses[0].charged_calls() == len(made.model.requests)
 
 
 # --- whoever waits is cancelled ------------------------------------------------------------------
@@ -321,8 +376,9 @@ def check_cancelled_caller(
 ) -> None:
     async def scenario() -> None:
         made = family()
-        with anyio.CancelScope() as scope:
-            witness = Interrupter(at=at, act=scope.cancel)
+        scope = anyio.CancelScope()
+        witness = Interrupter(is_thorough=False, at=at, act=scope.cancel)
+        with scope:
             await call(waits, made, witness)
         check_closed(witness)
         assert made.model.open_requests == 0
@@ -380,7 +436,7 @@ def check_natively_cancelled_caller(
                 assert tasks_left() == ["main"]
                 raise
 
-        witness = Interrupter(at=at, act=lambda: loop.call_soon(cancel, times) and None)
+        witness = Interrupter(is_thorough=False, at=at, act=lambda: loop.call_soon(cancel, times))
         current = asyncio.current_task()
         assert current is not None
         current.set_name("main")
@@ -488,7 +544,7 @@ def test_a_deadline_strikes_whoever_waits_for_money_or_a_slot(backend: Backend) 
         assert [result.stop_reason for result in results] == ["deadline"] * 4
         # One was sent. One had its money and no slot; two had neither.
         assert len(model.requests) == 1
-        assert sorted(len(result.receipt.lines) for result in results) == [0, 0, 0, 1]
+        assert sorted(result.receipt.total.calls for result in results) == [0, 0, 0, 1]
         kinds = [kind for kind, _ in witness.order]
         assert (kinds.count("SlotQueued"), kinds.count("Queued")) == (1, 2)
         check_books(witness, [result.receipt for result in results], model)
@@ -698,9 +754,13 @@ def test_a_call_that_the_caller_refuses_is_not_run_and_says_why(backend: Backend
             ran.append(text)
             return "noted"
 
-        calls = [("note", {}), *tasks("work", 1), ("note", {"text": "x"})]
+        calls: list[tuple[str, dict[str, Any]]] = [
+            ("note", {}),
+            *tasks("work", 1),
+            ("note", {"text": "x"}),
+        ]
         model = ScriptedModel(hands_out(*calls))
-        work = tw.subagent(name="work", description="Works.", agent=made.boss.tools[0].agent)  # type: ignore[union-attr]
+        work = tw.subagent(name="work", description="Works.", agent=made.boss)
         agent = tw.agent(id="one", instructions="Try.", model=model, tools=[note, work])
         witness = Witness()
         result = await tw.run(agent, "go", on_tool_call=approve, **witness.options)
@@ -755,8 +815,7 @@ def test_what_ends_the_program_ends_it_with_the_books_shut(
     assert caught.value is ending
     check_closed(witness)
     assert [request.ended for request in model.requests] == ["complete", "cancelled", "cancelled"]
-    settled = [kind for kind, _ in witness.order if kind == "Settled"]
-    assert len(settled) == 3
+    assert witness.charged_calls() == 3
 
 
 @both_backends

@@ -29,9 +29,9 @@ def chat(content: str | None = "hi", *, usage: Any = USAGE, **message: Any) -> d
 
 def chunks(*deltas: dict[str, Any]) -> bytes:
     """The same as a stream."""
-    events = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
-    end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "usage": USAGE}
-    return b"".join(b"data: %b\n\n" % json.dumps(e).encode() for e in [*events, end])
+    events: list[Any] = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
+    events.append({"choices": [{"index": 0, "finish_reason": "stop"}], "usage": USAGE})
+    return b"".join(b"data: %b\n\n" % json.dumps(event).encode() for event in events)
 
 
 def whole(answer: Any = None, **headers: str) -> Exchange:

@@ -15,11 +15,6 @@ from treewarden.protocols import JSON, Line, Receipt
 
 from .conftest import Command
 
-needs_the_reader = pytest.mark.xfail(
-    reason="Receipt.from_json refuses every receipt: its hook for int is taken for bool, too. "
-    "Remove this mark with the fix in protocols/_receipt_reader.py."
-)
-
 
 def line(usd: str = "0.01", tokens: int = 100, *, off_by: str = "0") -> Line:
     """A call; with ``off_by`` an estimated one."""
@@ -91,7 +86,6 @@ def write(file: Path, value: Any) -> str:
 # --- a good one -----------------------------------------------------------------------------------
 
 
-@needs_the_reader
 def test_the_table_has_every_node_and_its_rows_add_up(treewarden: Command, folder: Path) -> None:
     said = treewarden("receipt", write(folder / "r.json", TREE.to_json()))
     assert said.code == 0
@@ -101,14 +95,12 @@ def test_the_table_has_every_node_and_its_rows_add_up(treewarden: Command, folde
     assert [row[1] for row in rows] == ["2", "1", "1", "4"]
 
 
-@needs_the_reader
 def test_an_estimate_has_its_bounds_in_the_table(treewarden: Command, folder: Path) -> None:
     said = treewarden("receipt", write(folder / "r.json", TREE.to_json()))
     assert "0.0500 to 0.1500" in said.out
     assert "0.5655 to 0.6655" in said.out
 
 
-@needs_the_reader
 @pytest.mark.parametrize("wraps", [True, False])
 def test_json_is_the_receipt_in_its_normal_form(
     treewarden: Command, folder: Path, wraps: bool
@@ -120,13 +112,11 @@ def test_json_is_the_receipt_in_its_normal_form(
     assert json.loads(said.out) == plain
 
 
-@needs_the_reader
 def test_contract_is_the_public_schema(treewarden: Command, folder: Path) -> None:
     said = treewarden("receipt", write(folder / "r.json", TREE.to_json()), "--contract")
     assert json.loads(said.out) == TREE.to_contract_json()
 
 
-@needs_the_reader
 def test_what_run_prints_as_json_can_be_piped_in(treewarden: Command) -> None:
     printed = treewarden("run", "agents.py:support", "x", "--json", "-q").out
     said = treewarden("receipt", "-", "--json", stdin=printed.encode())
@@ -134,7 +124,6 @@ def test_what_run_prints_as_json_can_be_piped_in(treewarden: Command) -> None:
     assert json.loads(said.out) == json.loads(printed)["receipt"]
 
 
-@needs_the_reader
 def test_what_run_writes_to_a_file_is_accepted(treewarden: Command) -> None:
     treewarden("run", "agents.py:failing", "x", "--receipt", "r.json")
     said = treewarden("receipt", "r.json")
@@ -142,7 +131,6 @@ def test_what_run_writes_to_a_file_is_accepted(treewarden: Command) -> None:
     assert "failing#1 failed: scripted status 500" in said.out
 
 
-@needs_the_reader
 def test_reasons_and_refusals_that_many_share_are_said_once(
     treewarden: Command, folder: Path
 ) -> None:
@@ -155,7 +143,6 @@ def test_reasons_and_refusals_that_many_share_are_said_once(
     assert "refused (and 1 more): no room" in said.out
 
 
-@needs_the_reader
 def test_nothing_in_a_receipt_is_markup_or_steers_the_terminal(
     treewarden: Command, folder: Path
 ) -> None:
@@ -169,7 +156,6 @@ def test_nothing_in_a_receipt_is_markup_or_steers_the_terminal(
 # --- a broken one ---------------------------------------------------------------------------------
 
 
-@needs_the_reader
 def test_a_line_that_was_changed_is_refused_with_the_path_of_its_node(
     treewarden: Command, folder: Path
 ) -> None:
@@ -180,7 +166,6 @@ def test_a_line_that_was_changed_is_refused_with_the_path_of_its_node(
     assert "its sums do not add up at root/support#1" in said.err
 
 
-@needs_the_reader
 @pytest.mark.parametrize("sum_", ["own", "descendants", "total"])
 def test_a_sum_that_was_changed_is_refused_with_the_path_of_its_node(
     treewarden: Command, folder: Path, sum_: str

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from enum import Enum
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import attrs
 
@@ -325,11 +325,11 @@ class Books:
         )
         if usage is not None and is_answer:
             usd, is_whole = self._cost(usage, rate)
+            tokens = usage.total, usage.total
             if is_whole or call.rate is None:
-                return usd, usage.total, "provider_reported", (usd, usd), (usage.total,) * 2
+                return usd, usage.total, "provider_reported", (usd, usd), tokens
             worst = max(usd, hold)
-            low, tokens = usd, (usage.total, usage.total)
-            return worst, usage.total, "unavailable_worst_case", (low, worst), tokens
+            return worst, usage.total, "unavailable_worst_case", (usd, worst), tokens
         is_blind = ask.reasons_invisibly or (
             ask.bills_after_disconnect and ending is not Ending.FINISHED
         )
@@ -627,7 +627,8 @@ class Books:
 
     def _see_CapChanged(self, at: float, name: str, to: int | None) -> None:
         assert self.want == ("set_cap", 0), self.want
-        self.caps = attrs.evolve(self.caps, **{name: to})  # pyright: ignore[reportArgumentType]
+        changed: dict[str, Any] = {name: to}
+        self.caps = attrs.evolve(self.caps, **changed)
 
     def _approach_targets(self) -> None:
         """W1b, until nothing changes any more: a lowered child gives back to its parent."""

@@ -16,12 +16,12 @@ def ask(output: int, *, input: int = 0, **options: Any) -> Ask:
     return Ask(input_tokens=input, output_tokens=output, price=None, **options)
 
 
-def opened(max: int | None, *actors: tuple[int, bool, Ask], **caps: int | None) -> tuple[Any, ...]:
+def opened(max: int | None, *actors: tuple[int, bool, Ask], **caps: Any) -> tuple[Any, ...]:
     values = {
         "max": max,
         "staged": None,
         "deadline": None,
-        "caps": Caps(**caps),  # pyright: ignore[reportArgumentType]
+        "caps": Caps(**caps),
         "actors": list(actors),
     }
     return "open", values

@@ -104,7 +104,7 @@ def _admit_below(ledger: TreeLedger, ended: Lease, at: float) -> None:
 
 
 def _end(ledger: TreeLedger, lease: Lease, at: float) -> None:
-    with pytest.raises(LedgerError, match="has ended before|still has"):
+    with pytest.raises(LedgerError, match=r"has ended before|still has"):
         ledger.end(lease, Outcome.OK, at)
 
 
@@ -114,7 +114,7 @@ def _dispatch(ledger: TreeLedger, hold: Hold, at: float) -> None:
 
 
 def _settle(ledger: TreeLedger, hold: Hold, at: float) -> None:
-    with pytest.raises(LedgerError, match="settled before|never dispatched"):
+    with pytest.raises(LedgerError, match=r"settled before|never dispatched"):
         ledger.settle(hold, Ending.FINISHED, at)
 
 
@@ -360,9 +360,7 @@ class LedgerMachine(RuleBasedStateMachine):
         def without_counters(plain: dict[str, Any]) -> dict[str, Any]:
             mine = str(parent.id)
             node = {**plain["nodes"][mine], "attempts": None}
-            kept = {
-                k: v for k, v in plain["counters"].items() if not k.endswith("_rejections")
-            }
+            kept = {k: v for k, v in plain["counters"].items() if not k.endswith("_rejections")}
             nodes = {**plain["nodes"], mine: node}
             return {**plain, "nodes": nodes, "counters": kept, "events": None}
 

@@ -153,6 +153,11 @@ class Witness:
             if type(event).__name__ == "Held"
         ]
 
+    def charged_calls(self) -> int:
+        """How many calls were charged for that had left."""
+        settled = [e._asdict() for e in self.journal if type(e).__name__ == "Settled"]
+        return sum(fields["basis"] != "not_dispatched" for fields in settled)
+
     def _path_of(self, event: Event) -> str:
         """Whom an event is about; empty while, or once, there is no such node."""
         fields, state = event._asdict(), self.state

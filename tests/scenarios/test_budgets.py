@@ -487,6 +487,8 @@ def test_E11_a_turn_that_fails_gives_its_money_back_on_the_way_out(
                     group.start_soon(run, model)
                 for _ in range(3):
                     group.start_soon(run, broken)
+            tree.check()
+        tree.ledger.check_closed()
         ended = [receipt.stop_reason for receipt in receipts]
         assert ended.count("complete") == len(sound.requests) == 1
         # Who asked when the sound one had spent its $0.60 got nothing; all others tried and failed.

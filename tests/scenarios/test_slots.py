@@ -158,6 +158,7 @@ def test_E36_a_tree_used_from_another_loop_says_so_and_keeps_its_cap(backend: Ba
                     group.start_soon(here)
                 group.start_soon(anyio.to_thread.run_sync, from_a_thread)
                 group.start_soon(anyio.to_thread.run_sync, foreign_loop)
+        tree.ledger.check_closed()
         assert [result.text for result in results] == ["done"] * 10
         assert witness.state.counters.peak_calls == 1
         assert len(model.requests) == 10
