@@ -47,8 +47,6 @@ class Actor:
     parent: Actor | None
     # What its task runs; None for the top of a tree, which has no task.
     body: Any
-    # The instant at which it is cancelled. None: it has none, or an ancestor's strikes for it.
-    deadline: float | None = None
     state: State = State.ADMITTED
     # Its task, from right after its admission; None for the top. The handle has the scope that
     # cancels the task; cancelling it before the first step is remembered.

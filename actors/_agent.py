@@ -74,7 +74,7 @@ from ._gates import (
 )
 from ._limits import Funding
 from ._models import Auto, Brief, Model, ModelSession
-from ._schemas import Mismatch
+from ._schemas import Mismatch, plain_json
 from ._tools import ToolRun
 
 if TYPE_CHECKING:
@@ -620,25 +620,24 @@ class Invocation:
         if result is None:
             why = str(self.failure) if self.failure else "cave_run_aborted: it never started"
             return ToolResult(call.id, call.name, why, is_error=True)
-        total = result.receipt.total
-        measured = all(
-            line.basis == "provider_reported" for r in result.receipt.walk() for line in r.lines
-        )
+        lines = [line for receipt in result.receipt.walk() for line in receipt.lines]
+        measured = all(line.basis == "provider_reported" for line in lines)
         told = {
             "text": result.text,
             "agent_id": result.agent_id,
             "usage_basis": "provider_reported" if measured else "unavailable",
-            "input_tokens": sum(_input_of(r) for r in result.receipt.walk()),
-            "output_tokens": sum(
-                line.output_tokens for r in result.receipt.walk() for line in r.lines
+            "input_tokens": sum(
+                line.input_tokens + line.cache_read_tokens + line.cache_write_tokens
+                for line in lines
             ),
-            "cost_usd": f"{total.usd:f}",
+            "output_tokens": sum(line.output_tokens for line in lines),
+            "cost_usd": f"{sum((line.usd for line in lines), Decimal(0)):f}",
             "stop_reason": result.stop_reason,
             "claim_basis": "inferred",
         }
         if not result.complete:
             told["stop_detail"] = result.stop_detail
-        return ToolResult(call.id, call.name, json.dumps(told, ensure_ascii=False))
+        return ToolResult(call.id, call.name, plain_json(told))
 
     def take(self) -> Result:
         """The result of a run that has ended.
@@ -765,10 +764,3 @@ def _wallet_of(item: Subagent, unit: Unit, path: str) -> tuple[int | None, int |
             advice=f"Declare the subagent's cap in {unit}.",
         )
     return own
-
-
-def _input_of(receipt: Receipt) -> int:
-    return sum(
-        line.input_tokens + line.cache_read_tokens + line.cache_write_tokens
-        for line in receipt.lines
-    )

@@ -17,11 +17,12 @@ import anyio
 import anyio.lowlevel
 import attrs
 
-from treewarden.ledgers import Kind, Lease, Outcome, TreeLedger
+from treewarden.ledgers import Kind, Outcome, TreeLedger
 from treewarden.protocols import SupervisorCancelled, TreeCrashed, UsageError
 
 from ._actor import Actor, StopKind, to_the_end
 from ._clock import Clock, running_backend
+from ._deadlines import Deadlines
 from ._lifecycle import Moment, State, after
 from ._supervisor import Body, frame
 
@@ -58,6 +59,8 @@ class RootSupervisor:
         self._thread = threading.get_ident()
         self._token = anyio.lowlevel.current_token()
         self._group: TaskGroup | None = None
+        # Made with the first deadline.
+        self._deadlines: Deadlines | None = None
         self._close_asked = anyio.Event()
         self._ready = anyio.Event()
         self._closed = anyio.Event()
@@ -109,6 +112,8 @@ class RootSupervisor:
                 try:
                     await self._close_asked.wait()
                     await self.top.wait_for_children()
+                    if self._deadlines is not None:
+                        self._deadlines.end()
                 except self.cancelled_type:
                     # Either the host is going, or the group collapsed under a native cancel.
                     await self._settle_what_never_started()
@@ -222,9 +227,10 @@ class RootSupervisor:
             tool=tool,
             max_attempts=max_attempts,
         )
-        actor = Actor(self, lease, parent, body, self._own_deadline(lease, parent), on_end=on_end)
+        actor = Actor(self, lease, parent, body, on_end=on_end)
         parent.adopt(actor)
         try:
+            self._set_deadline(actor, group)
             actor.task = group.create_task(frame(actor, body), name=lease.node.path)
         except BaseException:
             actor.state = after(actor.state, Moment.LOST)
@@ -232,12 +238,18 @@ class RootSupervisor:
             raise
         return actor
 
-    def _own_deadline(self, lease: Lease, parent: Actor) -> float | None:
-        # Only a deadline of its own needs a timer: an inherited one strikes the ancestor that has
-        # it, and that stops everything below. The top has no task that a timer could strike.
-        deadline = lease.node.deadline
-        is_inherited = parent is not self.top and deadline == parent.lease.node.deadline
-        return None if is_inherited else deadline
+    def _set_deadline(self, actor: Actor, group: TaskGroup) -> None:
+        # Only a deadline of its own is watched: an inherited one strikes the ancestor that has it,
+        # and that stops everything below. The top has no task that could be struck.
+        node, parent = actor.lease.node, actor.parent
+        assert parent is not None, actor
+        deadline = node.deadline
+        if deadline is None or (parent is not self.top and deadline == parent.lease.node.deadline):
+            return
+        if self._deadlines is None:
+            self._deadlines = Deadlines(self.clock)
+            group.start_soon(self._deadlines.watch, name="treewarden deadlines")
+        self._deadlines.set(actor, deadline)
 
     def see_off(self, actor: Actor, *, raised: BaseException | None = None) -> None:
         """End an actor whose body is over and whose children are gone. Never awaits."""
@@ -257,6 +269,8 @@ class RootSupervisor:
             if actor.on_end is not None:
                 actor.on_end(actor)
         finally:
+            if self._deadlines is not None:
+                self._deadlines.drop(actor)
             if actor.parent is not None:
                 actor.parent.lose(actor)
             actor.mark_ended()

@@ -209,6 +209,9 @@ def _inline(schema: Any, components: Mapping[str, Any], inside: tuple[str, ...])
     return {**_inline(components[name], components, (*inside, name)), **rest}
 
 
+_PLAIN = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
 def plain_json(value: Any) -> str:
     """A tool's result as the text a model reads: strings unchanged, all else as JSON.
 
@@ -219,7 +222,7 @@ def plain_json(value: Any) -> str:
         return value
     if isinstance(value, (dict, list, int, float, bool)) or value is None:
         try:
-            return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+            return _PLAIN.encode(value)
         except (TypeError, ValueError):
             pass  # something inside is no plain JSON; msgspec knows more types
     import msgspec

@@ -34,11 +34,8 @@ async def frame(actor: Actor, body: Body) -> None:
         actor.state = after(actor.state, Moment.FIRST_STEP)
     current_actor.set(actor)
     try:
-        if actor.deadline is None:
-            actor.value = await body(actor)
-            actor.outcome = Outcome.OK
-        else:
-            await _run_until(actor.deadline, actor, body)
+        actor.value = await body(actor)
+        actor.outcome = Outcome.OK
     except Exception as error:
         _note_error(actor, error)
     except BaseException as error:
@@ -48,19 +45,6 @@ async def frame(actor: Actor, body: Body) -> None:
     actor.root.see_off(actor)
     if actor.root.has_native_cancel:
         await _let_it_strike(actor)
-
-
-async def _run_until(deadline: float, actor: Actor, body: Body) -> None:
-    with anyio.CancelScope(deadline=deadline) as scope:
-        try:
-            actor.value = await body(actor)
-            actor.outcome = Outcome.OK
-        except BaseException:
-            if scope.cancel_called:
-                _note_deadline(actor)
-            raise
-    if scope.cancelled_caught:
-        actor.outcome = Outcome.CANCELLED
 
 
 def _note_error(actor: Actor, error: Exception) -> None:
@@ -102,12 +86,6 @@ def _without_cancellation(
     if isinstance(error, BaseExceptionGroup):
         return cast("BaseExceptionGroup[BaseException]", error).split(cancelled)[1]
     return None if isinstance(error, cancelled) else error
-
-
-def _note_deadline(actor: Actor) -> None:
-    # Only a passed deadline cancels a scope without stop() having been called.
-    if actor.stop_asked is None:
-        actor.stop_asked = StopAsked(StopKind.DEADLINE, "its deadline has passed")
 
 
 def _note_who_cancelled(actor: Actor) -> None:

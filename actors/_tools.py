@@ -76,7 +76,7 @@ class ToolRun:
         return Context(self._settings.deps, actor.path, remaining, actor.lease.node.deadline)
 
     def _conclude(self, actor: Actor) -> None:
-        if actor.parent is not None:
+        if actor.parent is not None and actor.lease.has_record:
             # Runs that the tool started, and what went wrong, belong to whoever called it.
             mine, above = actor.lease.recorder, actor.parent.lease.recorder
             above.subagents.extend(mine.subagents)

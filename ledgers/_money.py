@@ -66,10 +66,13 @@ def not_below(dollars: Decimal) -> Money | None:
     return Money(units if is_exact else units + 1)
 
 
+_NOTHING = Decimal(0)
+
+
 def to_decimal(amount: Money) -> Decimal:
     """The amount in dollars, exactly and without trailing zeros."""
     # Through text on purpose: Decimal arithmetic rounds to the thread's context, parsing does not.
-    return Decimal(format_usd(amount))
+    return Decimal(format_usd(amount)) if amount else _NOTHING
 
 
 def format_usd(amount: Money) -> str:

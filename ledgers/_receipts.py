@@ -113,6 +113,10 @@ def line_for(
 ) -> Line:
     """The receipt line of a charge."""
     usage = charge.usage
+    usd = to_decimal(charge.usd)
+    # Of a measured charge, which most are, the bounds are the amount itself.
+    low_usd = usd if charge.low_usd == charge.usd else to_decimal(charge.low_usd)
+    high_usd = usd if charge.high_usd == charge.usd else to_decimal(charge.high_usd)
     return Line(
         purpose=purpose,
         provider=provider,
@@ -124,10 +128,10 @@ def line_for(
         output_tokens=usage.output,
         reasoning_tokens=usage.reasoning,
         tokens=charge.tokens,
-        usd=to_decimal(charge.usd),
+        usd=usd,
         basis=charge.basis,
-        low_usd=to_decimal(charge.low_usd),
-        high_usd=to_decimal(charge.high_usd),
+        low_usd=low_usd,
+        high_usd=high_usd,
         low_tokens=charge.low_tokens,
         high_tokens=charge.high_tokens,
         is_unpriced=charge.is_unpriced,

@@ -80,6 +80,11 @@ class Lease:
         return self._recorder
 
     @property
+    def has_record(self) -> bool:
+        """Whether anything was recorded for it."""
+        return self._recorder is not None
+
+    @property
     def path(self) -> str:
         return self.node.path
 
@@ -562,7 +567,7 @@ class TreeLedger:
             up = up.parent
 
     def _rerun_below(self, top: Wallet, at: float) -> None:
-        """Re-run every queue on ``top`` and beneath it. O(those queues), whoever waits elsewhere."""
+        """Re-run every queue on ``top`` and beneath it. O(those), whoever waits elsewhere."""
         for wallet_id in list(self._queues_below.get(top.id, ())):
             self._rerun(self._state.wallets[wallet_id], at)
 

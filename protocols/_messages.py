@@ -152,15 +152,8 @@ class Usage:
 
     def problem(self) -> str | None:
         """Say what is wrong with these numbers, or None when they can be used."""
-        counts = {
-            "input": self.input,
-            "output": self.output,
-            "cache_read": self.cache_read,
-            "cache_write": self.cache_write,
-            "reasoning": self.reasoning,
-            "cache_write_1h": self.cache_write_1h,
-        }
-        for name, count in counts.items():
+        for name in _COUNTS:
+            count = getattr(self, name)
             if type(count) is not int or not 0 <= count < 2**53:
                 return f"{name} is {count!r}, not a token count"
         if self.reasoning > self.output:
@@ -168,6 +161,9 @@ class Usage:
         if self.cache_write_1h > self.cache_write:
             return f"cache_write_1h {self.cache_write_1h} is above cache_write {self.cache_write}"
         return next((p for inner in self.extra if (p := inner.problem())), None)
+
+
+_COUNTS = ("input", "output", "cache_read", "cache_write", "reasoning", "cache_write_1h")
 
 
 class FinishReason(Enum):

@@ -124,19 +124,17 @@ class Totals:
 
 def total_of(lines: Iterable[Line]) -> Totals:
     """Sum up lines. Calls that were never sent count 0 calls."""
-    sum_ = Totals()
-    for line in lines:
-        sum_ += Totals(
-            calls=0 if line.basis in ("not_dispatched", "refused") else 1,
-            tokens=line.tokens,
-            usd=line.usd,
-            low_usd=line.low_usd,
-            high_usd=line.high_usd,
-            low_tokens=line.low_tokens,
-            high_tokens=line.high_tokens,
-            is_unpriced=line.is_unpriced,
-        )
-    return sum_
+    sent = [line for line in lines if _was_sent(line)]
+    return Totals(
+        calls=len(sent),
+        tokens=sum(line.tokens for line in sent),
+        usd=sum((line.usd for line in sent), ZERO),
+        low_usd=sum((line.low_usd for line in sent), ZERO),
+        high_usd=sum((line.high_usd for line in sent), ZERO),
+        low_tokens=sum(line.low_tokens for line in sent),
+        high_tokens=sum(line.high_tokens for line in sent),
+        is_unpriced=any(line.is_unpriced for line in sent),
+    )
 
 
 @attrs.frozen(kw_only=True)

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import anyio
 import anyio.lowlevel
 import attrs
+import msgspec
 
 from treewarden.actors import DEFAULT_OUTPUT_TOKENS, Brief, Sink
 from treewarden.ledgers import ModelCard, Price, measured_cost, to_decimal
@@ -100,6 +101,8 @@ class ScriptedRequest:
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...]
     output_limit: int
+    # How many answers the conversation holds already.
+    turn: int
     billed: Decimal = Decimal(0)
     usage: Usage | None = None
     ended: str | None = None
@@ -116,11 +119,6 @@ class ScriptedRequest:
         """Every tool result in the conversation so far."""
         parts = (part for message in self.messages for part in message.parts)
         return tuple(part for part in parts if isinstance(part, ToolResult))
-
-    @property
-    def turn(self) -> int:
-        """How many answers the conversation holds already."""
-        return sum(message.role == "assistant" for message in self.messages)
 
 
 Script: TypeAlias = "Sequence[Reply] | Callable[[ScriptedRequest], Reply | Awaitable[Reply]]"
@@ -217,10 +215,13 @@ class ScriptedSession:
         self.head_bytes = len(_head_json(brief))
         self.can_write_cache = card.caches_automatically
         self.reasons_invisibly = card.reasons_invisibly
+        # Of what was measured so far: bytes, and answers of the model.
         self._bytes = self.head_bytes
+        self._turns = 0
 
     def measure(self, message: Message) -> int:
         size = len(_message_json(message))
+        self._turns += message.role == "assistant"
         self._bytes += size
         return size
 
@@ -234,6 +235,7 @@ class ScriptedSession:
             messages=tuple(messages),
             tools=self._brief.tools,
             output_limit=output_limit,
+            turn=self._turns,
         )
         model.requests.append(request)
         sink.sent()
@@ -333,7 +335,7 @@ class _Answer:
                     id=f"call-{turn}-{at}",
                     name=name,
                     arguments=dict(arguments),
-                    raw_arguments=json.dumps(dict(arguments)),
+                    raw_arguments=_dump(arguments).decode(),
                     bad_arguments=BadArguments.CUT_OFF if self._is_cut else None,
                 )
             )
@@ -387,7 +389,7 @@ def _frames_of(reply: Reply, request_bytes: int, text: str) -> list[Usage]:
     if isinstance(reply.usage, Sequence):
         return list(reply.usage)
     written = len(text.encode())
-    written += sum(len(name) + len(json.dumps(dict(a))) for name, a in reply.tool_calls)
+    written += sum(len(name) + len(_dump(a)) for name, a in reply.tool_calls)
     return [
         Usage(
             input=-(-request_bytes // _BYTES_PER_TOKEN),
@@ -432,4 +434,10 @@ def _part_json(part: Part) -> dict[str, Any]:
 
 
 def _dump(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+    try:
+        return _ENCODER.encode(value)
+    except UnicodeEncodeError:  # lone surrogates; a request with them is as long with "?"
+        return json.dumps(value, ensure_ascii=False).encode(errors="replace")
+
+
+_ENCODER = msgspec.json.Encoder()

@@ -323,6 +323,10 @@ def test_the_low_bound_of_a_broken_answer_is_at_the_price_of_who_gave_it() -> No
     assert charge.high_usd == usd("0.1875")  # the hold
 
 
+def nobodys_price(model: str) -> Price | None:
+    return None
+
+
 def with_inner(model: str | None) -> Progress:
     inner = Usage(input=1_000, output=100, model=model)
     return Progress(Usage(input=1_000, output=300, extra=(inner,)))
@@ -340,7 +344,7 @@ def test_inner_answers_are_charged_at_their_models_price(ending: Ending) -> None
 @pytest.mark.parametrize("ending", [Ending.FINISHED, Ending.BROKEN])
 def test_an_inner_answer_without_a_price_costs_the_hold_at_least(ending: Ending) -> None:
     """Unknown is not free: else a tree could spend without end through a model nobody knows."""
-    charge = charge_for(ending, ask(), 500, with_inner("nobody"), price_of={}.get)
+    charge = charge_for(ending, ask(), 500, with_inner("nobody"), price_of=nobodys_price)
     assert charge.usd == usd(HOLD[0])
     assert charge.basis == "unavailable_worst_case"
     assert charge.is_unpriced
@@ -350,7 +354,7 @@ def test_an_inner_answer_without_a_price_costs_the_hold_at_least(ending: Ending)
 
 def test_an_inner_answer_without_a_price_never_costs_less_than_what_is_known() -> None:
     progress = with_inner("nobody")
-    charge = charge_for(Ending.FINISHED, ask(10, 10), 10, progress, price_of={}.get)
+    charge = charge_for(Ending.FINISHED, ask(10, 10), 10, progress, price_of=nobodys_price)
     assert charge.usd == usd("0.0025") > ask(10, 10).usd(10)
 
 

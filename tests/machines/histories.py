@@ -113,6 +113,28 @@ HISTORIES: dict[str, History] = {
         gone_on(1),
         gone_on(0, usage=MUCH),
     ],
+    # 20 are left, which is four tokens.
+    "clamps at and below the floor": [
+        opened(100, (0, False, ask(16))),
+        funded(1, ask(10, clamp=True, output_floor_tokens=5, wait=False)),
+        funded(1, ask(10, clamp=True, output_floor_tokens=4, wait=False)),
+    ],
+    "an answer that breaks off": [
+        opened(None, (0, False, ask(12, input=6, can_write_cache=True))),
+        gone_on(0),
+        (
+            "go_on",
+            {
+                "which": 0,
+                "usage": None,
+                "deltas": 3,
+                "bytes": 37,
+                "ending": Ending.BROKEN,
+                "answered_by": None,
+                "is_over": True,
+            },
+        ),
+    ],
     "a start that failed": [
         opened(100),
         admitted(0, cap=60),

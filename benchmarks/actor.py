@@ -1,0 +1,165 @@
+"""What an actor costs beside a bare task.
+
+It is admitted with a wallet and a span, started, joined and given back. The journal is on. Anchors, in the same run: a bare anyio task, and for reading beside it an
+asyncio.TaskGroup task or a trio nursery task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+from _measure import Row, arguments, backends, finish, interleaved, ratio_row, resident_bytes
+
+from treewarden.actors import Actor, LoopClock, RootSupervisor
+from treewarden.ledgers import Caps, Kind, TreeLedger
+
+UNLIMITED = Caps(
+    max_depth=8, max_subagents=None, max_concurrent_subagents=None, max_concurrent_calls=None
+)
+CARVE = 1_000
+
+
+def new_ledger() -> TreeLedger:
+    return TreeLedger(unit="tokens", max=10**12, caps=UNLIMITED)
+
+
+async def noop() -> None:
+    pass
+
+
+async def leaf(_: Actor) -> None:
+    pass
+
+
+async def bare(count: int) -> float:
+    began = time.process_time()
+    async with anyio.create_task_group() as group:
+        for _ in range(count):
+            group.start_soon(noop)
+    return time.process_time() - began
+
+
+async def native(count: int, backend: str) -> float:
+    began = time.process_time()
+    if backend == "asyncio":
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(count):
+                tasks.create_task(noop())
+    else:
+        import trio
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(count):
+                nursery.start_soon(noop)
+    return time.process_time() - began
+
+
+async def in_a_run(body: Any) -> float:
+    """CPU of ``body`` inside a top-level run's actor."""
+    root = await RootSupervisor.open(new_ledger(), LoopClock())
+    took: list[float] = []
+
+    async def run(actor: Actor) -> None:
+        began = time.process_time()
+        await body(actor)
+        took.append(time.process_time() - began)
+
+    actor = root.start(root.top, "run", run, kind=Kind.RUN)
+    await actor.wait()
+    await root.close()
+    root.ledger.check_closed()
+    if actor.error is not None:
+        raise actor.error
+    return took[0]
+
+
+def start_agent(parent: Actor, body: Any) -> Actor:
+    return parent.root.start(parent, "a", body, kind=Kind.AGENT, cap=CARVE)
+
+
+async def leaves(count: int) -> float:
+    async def body(parent: Actor) -> None:
+        for _ in range(count):
+            start_agent(parent, leaf)
+        await parent.wait_for_children()
+
+    return await in_a_run(body)
+
+
+async def parents(count: int) -> float:
+    """``count`` actors in all: each parent has four children and outlives them."""
+
+    async def family(parent: Actor) -> None:
+        for _ in range(4):
+            parent.root.start(parent, "c", leaf, kind=Kind.AGENT, cap=CARVE // 10)
+        await parent.wait_for_children()
+
+    async def body(top: Actor) -> None:
+        for _ in range(count // 5):
+            start_agent(top, family)
+        await top.wait_for_children()
+
+    return await in_a_run(body)
+
+
+async def idle_bytes(count: int) -> float:
+    """Memory of one actor that waits."""
+    ready = anyio.Event()
+
+    async def wait(_: Actor) -> None:
+        await ready.wait()
+
+    async def body(parent: Actor) -> None:
+        nonlocal taken
+        before = resident_bytes()
+        for _ in range(count):
+            start_agent(parent, wait)
+        await anyio.lowlevel.checkpoint()
+        await anyio.lowlevel.checkpoint()
+        taken = (resident_bytes() - before) / count
+        ready.set()
+        await parent.wait_for_children()
+
+    taken = 0.0
+    await in_a_run(body)
+    return taken
+
+
+def main() -> int:
+    options = arguments(__doc__ or "")
+    count, rounds = (200, 2) if options.quick else (2_000, 9)
+    rows: list[Row] = []
+    anchors: dict[str, dict[str, float]] = {}
+    for backend in backends(options):
+
+        def once(function: Any, *args: Any, backend: str = backend) -> Any:
+            return lambda: anyio.run(function, *args, backend=backend) / count
+
+        found = interleaved(
+            {
+                "bare": once(bare, count),
+                "native": once(native, count, backend),
+                "leaf": once(leaves, count),
+                "parents": once(parents, count),
+            },
+            rounds=rounds,
+        )
+        rows.append(ratio_row(f"{backend}: leaf actor / bare task", found, "leaf", "bare", 2.0))
+        rows.append(
+            ratio_row(f"{backend}: actor in families / bare task", found, "parents", "bare", 2.6)
+        )
+        idle = anyio.run(idle_bytes, 500 if options.quick else 20_000, backend=backend)
+        rows.append(Row(what=f"{backend}: KiB per idle actor", value=idle / 1024, target=8.0))
+        anchors[backend] = {
+            name: round(1e6 * sorted(times)[len(times) // 2], 2) for name, times in found.items()
+        }
+    return finish("actor", rows, {"cpu_us": anchors})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""What the ledger alone costs, and that it does not cost more when the tree is large.
+
+One operation is a lease begun with a wallet of its own and ended again: two events.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import anyio
+from _measure import Row, arguments, finish, interleaved, ratio_row
+
+from treewarden.ledgers import Caps, Kind, Lease, Outcome, TreeLedger
+
+UNLIMITED = Caps(max_depth=16, max_subagents=None, max_concurrent_subagents=None)
+
+
+def new_tree() -> tuple[TreeLedger, Lease]:
+    ledger = TreeLedger(unit="tokens", max=10**15, caps=UNLIMITED)
+    return ledger, ledger.admit(ledger.root, "run", kind=Kind.RUN, at=0.0)
+
+
+def widened(count: int) -> tuple[TreeLedger, Lease]:
+    """A run with ``count`` live children."""
+    ledger, run = new_tree()
+    for _ in range(count):
+        ledger.admit(run, "a", kind=Kind.AGENT, at=0.0, cap=10)
+    return ledger, run
+
+
+def deepened(ledger: TreeLedger, run: Lease, depth: int) -> Lease:
+    lease = run
+    for _ in range(depth):
+        lease = ledger.admit(lease, "d", kind=Kind.AGENT, at=0.0, cap=10**9 // (lease.id + 1))
+    return lease
+
+
+def cycle(ledger: TreeLedger, parent: Lease, count: int) -> float:
+    """CPU seconds of one lease, begun and ended."""
+    began = time.process_time()
+    for _ in range(count):
+        lease = ledger.admit(parent, "x", kind=Kind.AGENT, at=0.0, cap=10)
+        ledger.end(lease, Outcome.OK, 0.0)
+    return (time.process_time() - began) / count
+
+
+def bare_task(count: int) -> float:
+    async def noop() -> None:
+        pass
+
+    async def main() -> float:
+        began = time.process_time()
+        async with anyio.create_task_group() as group:
+            for _ in range(count):
+                group.start_soon(noop)
+        return (time.process_time() - began) / count
+
+    return anyio.run(main)
+
+
+def main() -> int:
+    options = arguments(__doc__ or "")
+    count, rounds = (300, 3) if options.quick else (5_000, 9)
+    nodes = 2_000 if options.quick else 1_000_000
+    narrow, wide = widened(10), widened(500 if options.quick else 100_000)
+    found = interleaved(
+        {
+            "bare": lambda: bare_task(count),
+            "narrow": lambda: cycle(*narrow, count),
+            "wide": lambda: cycle(*wide, count),
+        },
+        rounds=rounds,
+    )
+    rows: list[Row] = [
+        ratio_row("ledger alone / bare task, 10 siblings", found, "narrow", "bare", 0.25),
+        ratio_row("ledger alone / bare task, 100,000 siblings", found, "wide", "bare", 0.25),
+    ]
+    small, large = widened(10), widened(nodes)
+    deep_small, deep_large = deepened(*small, 8), deepened(*large, 8)
+    found = interleaved(
+        {
+            "small": lambda: cycle(small[0], deep_small, count),
+            "large": lambda: cycle(large[0], deep_large, count),
+        },
+        rounds=rounds,
+    )
+    rows.append(ratio_row(f"at depth 8: {nodes:,} nodes / 10 nodes", found, "large", "small", 1.2))
+    return finish("ledger", rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,171 @@
+"""What one turn of an agent costs: a model call, a tool call, and the bookkeeping of both.
+
+Beside it a bare loop written by hand (the same messages, the same tool as a task of its own, no
+limits, no ledger), and pydantic-ai where it installs. The model answers from memory everywhere.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+from _measure import Row, arguments, backends, finish, interleaved, ratio_row
+from _peers import peer_turn
+
+import treewarden as tw
+from treewarden.protocols import Message, Text
+from treewarden.testing import Reply, ScriptedModel, ScriptedRequest
+
+USAGE = tw.Usage(input=100, output=20)
+
+
+@tw.tool(effect="read", runs="host")
+async def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+def turning_model(turns: int) -> ScriptedModel:
+    call = Reply(tool_calls=[("add", {"a": 1, "b": 2})], usage=USAGE)
+    last = Reply("done", usage=USAGE)
+
+    def script(_: ScriptedRequest) -> Reply:
+        nonlocal left
+        left -= 1
+        if left > 0:
+            return call
+        left = turns
+        return last
+
+    left = turns
+    return ScriptedModel(script)
+
+
+def agent_of(turns: int) -> tw.Agent:
+    return tw.agent(
+        id="a",
+        instructions="Add.",
+        model=turning_model(turns),
+        tools=[add],
+        max_model_calls=turns + 1,
+        max_tool_calls=turns + 1,
+    )
+
+
+async def ours(turns: int, history: list[Message]) -> float:
+    """CPU seconds of one turn, in a run of ``turns`` turns under a budget, journal on."""
+    agent = agent_of(turns)
+    async with tw.open_tree(budget=tw.Budget(max_usd="1000")) as tree:
+        began = time.process_time()
+        result = await tree.run(agent, [*history, Message("user", (Text("go"),))])
+        took = time.process_time() - began
+    assert result.complete
+    return took / turns
+
+
+async def by_hand(turns: int) -> float:
+    """The same loop as anybody would write it: no limits, no accounts."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "go"}]
+    began = time.process_time()
+    for turn in range(turns):
+        await anyio.lowlevel.checkpoint()  # the model
+        if turn == turns - 1:
+            messages.append({"role": "assistant", "content": "done"})
+            break
+        call = {"id": f"call-{turn}", "name": "add", "arguments": {"a": 1, "b": 2}}
+        messages.append({"role": "assistant", "tool_calls": [call]})
+        results: list[str] = []
+
+        async def work(arguments: dict[str, int], results: list[str] = results) -> None:
+            results.append(str(arguments["a"] + arguments["b"]))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(work, call["arguments"])
+        messages.append({"role": "tool", "tool_call_id": call["id"], "content": results[0]})
+    return (time.process_time() - began) / turns
+
+
+async def bare_task(count: int) -> float:
+    async def noop() -> None:
+        pass
+
+    began = time.process_time()
+    async with anyio.create_task_group() as group:
+        for _ in range(count):
+            group.start_soon(noop)
+    return (time.process_time() - began) / count
+
+
+async def hundred_subagents(width: int) -> float:
+    """CPU seconds per subagent: two turns each, a tool call in between, all side by side."""
+    call = Reply(tool_calls=[("add", {"a": 1, "b": 2})], usage=USAGE)
+    last = Reply("done", usage=USAGE)
+    model = ScriptedModel(lambda request: last if request.turn else call)
+    child = tw.agent(id="child", instructions="Add.", model=model, tools=[add])
+    spawn = Reply(tool_calls=[("child", {"task": "add"})] * width, usage=USAGE)
+    root = tw.agent(
+        id="root",
+        instructions="Delegate.",
+        model=ScriptedModel(lambda request: last if request.turn else spawn),
+        tools=[tw.subagent(name="child", description="Adds.", agent=child, max_usd="1")],
+        max_tool_calls=width,
+    )
+    limits = tw.Limits(max_subagents=width, max_concurrent_subagents=width)
+    async with tw.open_tree(budget=tw.Budget(max_usd="1000"), limits=limits) as tree:
+        began = time.process_time()
+        result = await tree.run(root, "go")
+        took = time.process_time() - began
+        assert tree.ledger.counters.concurrency_rejections == 0
+    assert result.receipt.total.calls == 2 * width + 2
+    return took / width
+
+
+def main() -> int:
+    options = arguments(__doc__ or "")
+    turns, rounds, width = (5, 2, 10) if options.quick else (60, 9, 100)
+    long_history = [Message("user", (Text("x" * 1_000),)) for _ in range(400)]
+    rows: list[Row] = []
+    peers: dict[str, Any] = {}
+    for backend in backends(options):
+
+        def once(function: Any, *args: Any, backend: str = backend) -> Any:
+            return lambda: anyio.run(function, *args, backend=backend)
+
+        found = interleaved(
+            {
+                "bare": once(bare_task, 20 * turns),
+                "hand": once(by_hand, turns),
+                "ours": once(ours, turns, []),
+                "long": once(ours, turns, long_history),
+                "fanout": once(hundred_subagents, width),
+            },
+            rounds=rounds,
+        )
+        rows.append(ratio_row(f"{backend}: turn / loop by hand", found, "ours", "hand", 6.0))
+        rows.append(
+            ratio_row(f"{backend}: turn at 400 KB of history / turn", found, "long", "ours", 1.5)
+        )
+        rows.append(
+            ratio_row(
+                f"{backend}: one of {width} subagents / bare task", found, "fanout", "bare", 12.0
+            )
+        )
+        if backend == "asyncio" and not options.quick:
+            peers = peer_turn(turns)
+            turn_us = 1e6 * sorted(found["ours"])[rounds // 2]
+            if peers.get("pydantic_ai") is not None:
+                rows.append(
+                    Row(
+                        what="asyncio: turn / pydantic-ai's",
+                        value=turn_us / peers["pydantic_ai"],
+                        target=1 / 20,
+                    )
+                )
+    return finish("turn", rows, {"peers_turn_us": peers})
+
+
+if __name__ == "__main__":
+    sys.exit(main())
