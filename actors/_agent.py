@@ -18,6 +18,7 @@ import attrs
 
 from treewarden.ledgers import (
     Ask,
+    Charge,
     Ending,
     Hold,
     Kind,
@@ -330,10 +331,10 @@ class Invocation:
         self._text.clear()
         sent_messages, sent_bytes = len(self.messages), self._message_bytes
         reply = await self._send(hold)
-        self._settle(hold, Ending.FINISHED)
-        usage = reply.usage
-        if usage is not None and usage.problem() is None and usage.context_tokens:
-            self._counted = (usage.context_tokens, sent_bytes, sent_messages)
+        charge = self._settle(hold, Ending.FINISHED)
+        counted = charge.usage.context_tokens if charge.basis == "provider_reported" else 0
+        if counted:
+            self._counted = (counted, sent_bytes, sent_messages)
         return reply, hold.clamped_from is not None
 
     def _ask(self, purpose: str) -> Ask:
@@ -416,13 +417,13 @@ class Invocation:
             self._settle(hold, _ending_of(hold, error), note=str(error))
             raise
 
-    def _settle(self, hold: Hold, ending: Ending, *, note: str | None = None) -> None:
+    def _settle(self, hold: Hold, ending: Ending, *, note: str | None = None) -> Charge:
         root, model = self._actor.root, self.model
         answered = hold.progress.model
         other = None
         if answered is not None and answered != model.name:
             other = model.price_of(answered)
-        root.ledger.settle(
+        charge = root.ledger.settle(
             hold,
             ending,
             root.clock.monotonic(),
@@ -433,6 +434,7 @@ class Invocation:
         if self.settings.tell is not None:
             lines = self._actor.lease.recorder.lines
             self.settings.tell(CallEnded(self._actor.path, lines[-1]))
+        return charge
 
     def hear(self, text: str) -> None:
         """The model wrote this."""

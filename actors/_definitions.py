@@ -99,6 +99,8 @@ class Tool:
     function: Callable[..., Any]
     # The parameter that takes the Context, or None.
     context_name: str | None
+    # An async function runs in the tool's task, any other in a thread.
+    is_async: bool
     timeout_seconds: float | None
     max_result_bytes: int
 
@@ -273,6 +275,7 @@ def tool(
         shape=shape,
         function=function,
         context_name=context_name,
+        is_async=inspect.iscoroutinefunction(function),
         timeout_seconds=seconds(timeout_seconds, f"{what}: timeout_seconds"),
         max_result_bytes=positive(max_result_bytes, f"{what}: max_result_bytes"),
     )

@@ -220,6 +220,8 @@ def plain_json(value: Any) -> str:
     """
     if isinstance(value, str):
         return value
+    if type(value) is int:
+        return str(value)
     if isinstance(value, (dict, list, int, float, bool)) or value is None:
         try:
             return _PLAIN.encode(value)

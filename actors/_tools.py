@@ -56,15 +56,15 @@ class ToolRun:
         arguments = dict(self._decision.arguments)
         if tool.context_name is not None:
             arguments[tool.context_name] = self._context(actor)
-        call = functools.partial(tool.function, **arguments)
-        if inspect.iscoroutinefunction(tool.function):
-            value = await call()
-        else:
-            value = await run_in_daemon_thread(
-                call, name=actor.path, on_abandon=functools.partial(_report_abandoned, actor)
-            )
-            if inspect.isawaitable(value):
-                value = await value
+        if tool.is_async:
+            return _as_text(tool, await tool.function(**arguments))
+        value = await run_in_daemon_thread(
+            functools.partial(tool.function, **arguments),
+            name=actor.path,
+            on_abandon=functools.partial(_report_abandoned, actor),
+        )
+        if inspect.isawaitable(value):  # a callable object whose call is async
+            value = await value
         return _as_text(tool, value)
 
     def _context(self, actor: Actor) -> Context[Any]:
@@ -124,7 +124,7 @@ def _as_text(tool: Tool, value: Any) -> str:
 
 def _clean(text: str) -> str:
     # A lone surrogate in a history makes every later request fail to encode.
-    return _LONE_SURROGATE.sub("\ufffd", text)
+    return text if text.isascii() else _LONE_SURROGATE.sub("\ufffd", text)
 
 
 def _report_abandoned(actor: Actor) -> None:

@@ -1,7 +1,8 @@
 """What an actor costs beside a bare task.
 
-It is admitted with a wallet and a span, started, joined and given back. The journal is on. Anchors, in the same run: a bare anyio task, and for reading beside it an
-asyncio.TaskGroup task or a trio nursery task.
+It is admitted with a wallet and a span, started, joined and given back. The journal is on. Anchors,
+in the same run: a bare anyio task, and for reading beside it an asyncio.TaskGroup task or a trio
+nursery task.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 A hundred children loop until they are stopped, on budgets of 50,000, 250,000 and 1,000,000 tokens.
 The ceiling must hold to the token, at least 95 % of the calls that an oracle could fund must be
-made, and less than one worst-case call may be left. pydantic-ai runs the same beside it where it installs.
+made, and less than one worst-case call may be left. pydantic-ai runs the same beside it where it
+installs.
 """
 
 from __future__ import annotations

@@ -88,44 +88,9 @@ async def by_hand(turns: int) -> float:
     return (time.process_time() - began) / turns
 
 
-async def bare_task(count: int) -> float:
-    async def noop() -> None:
-        pass
-
-    began = time.process_time()
-    async with anyio.create_task_group() as group:
-        for _ in range(count):
-            group.start_soon(noop)
-    return (time.process_time() - began) / count
-
-
-async def hundred_subagents(width: int) -> float:
-    """CPU seconds per subagent: two turns each, a tool call in between, all side by side."""
-    call = Reply(tool_calls=[("add", {"a": 1, "b": 2})], usage=USAGE)
-    last = Reply("done", usage=USAGE)
-    model = ScriptedModel(lambda request: last if request.turn else call)
-    child = tw.agent(id="child", instructions="Add.", model=model, tools=[add])
-    spawn = Reply(tool_calls=[("child", {"task": "add"})] * width, usage=USAGE)
-    root = tw.agent(
-        id="root",
-        instructions="Delegate.",
-        model=ScriptedModel(lambda request: last if request.turn else spawn),
-        tools=[tw.subagent(name="child", description="Adds.", agent=child, max_usd="1")],
-        max_tool_calls=width,
-    )
-    limits = tw.Limits(max_subagents=width, max_concurrent_subagents=width)
-    async with tw.open_tree(budget=tw.Budget(max_usd="1000"), limits=limits) as tree:
-        began = time.process_time()
-        result = await tree.run(root, "go")
-        took = time.process_time() - began
-        assert tree.ledger.counters.concurrency_rejections == 0
-    assert result.receipt.total.calls == 2 * width + 2
-    return took / width
-
-
 def main() -> int:
     options = arguments(__doc__ or "")
-    turns, rounds, width = (5, 2, 10) if options.quick else (60, 9, 100)
+    turns, rounds = (5, 2) if options.quick else (60, 9)
     long_history = [Message("user", (Text("x" * 1_000),)) for _ in range(400)]
     rows: list[Row] = []
     peers: dict[str, Any] = {}
@@ -136,22 +101,15 @@ def main() -> int:
 
         found = interleaved(
             {
-                "bare": once(bare_task, 20 * turns),
                 "hand": once(by_hand, turns),
                 "ours": once(ours, turns, []),
                 "long": once(ours, turns, long_history),
-                "fanout": once(hundred_subagents, width),
             },
             rounds=rounds,
         )
         rows.append(ratio_row(f"{backend}: turn / loop by hand", found, "ours", "hand", 6.0))
         rows.append(
             ratio_row(f"{backend}: turn at 400 KB of history / turn", found, "long", "ours", 1.5)
-        )
-        rows.append(
-            ratio_row(
-                f"{backend}: one of {width} subagents / bare task", found, "fanout", "bare", 12.0
-            )
         )
         if backend == "asyncio" and not options.quick:
             peers = peer_turn(turns)
