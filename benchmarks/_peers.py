@@ -93,14 +93,14 @@ def _python() -> Path:
         subprocess.run([sys.executable, "-m", "venv", home], check=True, timeout=120)
     found = subprocess.run([python, "-c", "import pydantic_ai"], capture_output=True, timeout=120)
     if found.returncode:
-        install = [python, "-m", "pip", "install", "--quiet", "pydantic-ai-slim"]
+        install = [str(python), "-m", "pip", "install", "--quiet", "pydantic-ai-slim"]
         subprocess.run(install, check=True, timeout=300, stdout=sys.stderr)
     return python
 
 
 def _run(script: str, *arguments: str) -> Any:
     done = subprocess.run(
-        [_python(), "-c", script, *arguments],
+        [str(_python()), "-c", script, *arguments],
         check=True,
         capture_output=True,
         text=True,

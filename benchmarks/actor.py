@@ -110,7 +110,7 @@ async def parents(count: int) -> float:
 
 async def idle_bytes(count: int) -> float:
     """Memory of one actor that waits."""
-    ready = anyio.Event()
+    ready, taken = anyio.Event(), 0.0
 
     async def wait(_: Actor) -> None:
         await ready.wait()
@@ -126,7 +126,6 @@ async def idle_bytes(count: int) -> float:
         ready.set()
         await parent.wait_for_children()
 
-    taken = 0.0
     await in_a_run(body)
     return taken
 

@@ -31,6 +31,7 @@ async def add(a: int, b: int) -> int:
 def turning_model(turns: int) -> ScriptedModel:
     call = Reply(tool_calls=[("add", {"a": 1, "b": 2})], usage=USAGE)
     last = Reply("done", usage=USAGE)
+    left = turns
 
     def script(_: ScriptedRequest) -> Reply:
         nonlocal left
@@ -40,7 +41,6 @@ def turning_model(turns: int) -> ScriptedModel:
         left = turns
         return last
 
-    left = turns
     return ScriptedModel(script)
 
 
@@ -75,7 +75,8 @@ async def by_hand(turns: int) -> float:
         if turn == turns - 1:
             messages.append({"role": "assistant", "content": "done"})
             break
-        call = {"id": f"call-{turn}", "name": "add", "arguments": {"a": 1, "b": 2}}
+        arguments = {"a": 1, "b": 2}
+        call = {"id": f"call-{turn}", "name": "add", "arguments": arguments}
         messages.append({"role": "assistant", "tool_calls": [call]})
         results: list[str] = []
 
@@ -83,7 +84,7 @@ async def by_hand(turns: int) -> float:
             results.append(str(arguments["a"] + arguments["b"]))
 
         async with anyio.create_task_group() as group:
-            group.start_soon(work, call["arguments"])
+            group.start_soon(work, arguments)
         messages.append({"role": "tool", "tool_call_id": call["id"], "content": results[0]})
     return (time.process_time() - began) / turns
 
