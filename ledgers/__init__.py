@@ -5,6 +5,8 @@ from ._admissions import Counters as Counters
 from ._admissions import Kind as Kind
 from ._admissions import Node as Node
 from ._admissions import Outcome as Outcome
+from ._carried import Carried as Carried
+from ._carried import carried_from as carried_from
 from ._charges import Ask as Ask
 from ._charges import Charge as Charge
 from ._charges import Ending as Ending
@@ -12,9 +14,14 @@ from ._charges import Progress as Progress
 from ._charges import charge_for as charge_for
 from ._event_json import event_from_json as event_from_json
 from ._event_json import event_to_json as event_to_json
+from ._events import Admitted as Admitted
 from ._events import Dispatched as Dispatched
+from ._events import Ended as Ended
 from ._events import Event as Event
+from ._events import Held as Held
+from ._events import HoldReleased as HoldReleased
 from ._events import Opened as Opened
+from ._events import Settled as Settled
 from ._journal import Journal as Journal
 from ._journal import fold as fold
 from ._money import Money as Money

@@ -21,7 +21,10 @@ _TYPES: dict[str, Any] = {kind.__name__: kind for kind in get_args(Event)}
 
 
 def event_to_json(event: Event) -> str:
-    """One line of JSON, without a line end."""
+    """One line of JSON in ASCII, without a line end.
+
+    Text that a model wrote may hold half of a surrogate pair, which no encoding but this takes.
+    """
     fields: dict[str, Any] = {"event": type(event).__name__}
     for name, value in event._asdict().items():
         if isinstance(value, Kind | Outcome):
@@ -29,7 +32,7 @@ def event_to_json(event: Event) -> str:
         elif isinstance(value, Caps):
             value = attrs.asdict(value)
         fields[name] = value
-    return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(fields, separators=(",", ":"))
 
 
 def event_from_json(line: str | bytes) -> Event:
@@ -42,7 +45,7 @@ def event_from_json(line: str | bytes) -> Event:
         fields: dict[str, Any] = json.loads(line)
         kind = _TYPES[fields.pop("event")]
         return kind(**_values(fields))  # type: ignore[no-any-return]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         shown = line[:80] if isinstance(line, str) else line[:80].decode(errors="replace")
         raise UsageError(
             f"this is no journal event: {shown!r} ({error}). Give a file that a journal sink of "

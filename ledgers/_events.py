@@ -21,6 +21,9 @@ class Opened(NamedTuple):
     span_id: str
     deadline: float | None
     caps: Caps
+    # What was spent before under the same limit, in an earlier tree that this one goes on with.
+    carried_usd: int = 0
+    carried_tokens: int = 0
 
 
 class Admitted(NamedTuple):

@@ -51,6 +51,7 @@ class Journal:
             self._sink(event)
 
     def _cut(self) -> None:
-        if len(self.tail) >= 4 * (len(self._state.nodes) + len(self._state.holds)):
+        state = self._state
+        if len(self.tail) >= 4 * (len(state.nodes) + len(state.holds) + len(state.waiting)):
             self._base = self._state.copy()
             self.tail.clear()

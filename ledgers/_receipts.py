@@ -74,6 +74,7 @@ class Recorder:
             max=amount_of(unit, wallet.max) if wallet and is_bounded else None,
             released=amount_of(unit, wallet.released) if wallet and is_bounded else None,
             spent=amount_of(unit, spent),
+            carried=amount_of(unit, wallet.carried_in) if wallet else Decimal(0),
             overspent=amount_of(unit, wallet.overspent) if wallet else Decimal(0),
             cap_breached=(wallet is not None and wallet.is_breached)
             or any(child.cap_breached for child in self.subagents),

@@ -241,8 +241,13 @@ class StateCopy:
 def _opened(state: TreeState, e: Opened) -> None:
     state.unit, state.caps = e.unit, e.caps
     wallet = Wallet(0, "root", None, e.max, e.released)
+    wallet.carry_in(e.carried_usd if e.unit == "usd" else e.carried_tokens)
     state.wallets[0] = wallet
-    state.nodes[0] = Node(0, None, "root", Kind.ROOT, wallet, True, -1, e.deadline, e.at, e.span_id)
+    root = Node(0, None, "root", Kind.ROOT, wallet, True, -1, e.deadline, e.at, e.span_id)
+    # To the books an earlier tree is a child that has ended.
+    root.usd = root.closed_usd = e.carried_usd
+    root.tokens = root.closed_tokens = e.carried_tokens
+    state.nodes[0] = root
     state.counters.open_spans = 1
 
 

@@ -137,6 +137,11 @@ class TreeLedger:
         at: The instant of opening, in the caller's clock.
         new_span_id: Gives fresh span ids (16 hex digits).
         sink: Sees every event once, in order.
+        carried_usd, carried_tokens: What was spent before under the same limit. It counts as spent
+            from the start; it may be above ``max``, and then nothing is funded.
+
+    Raises:
+        LedgerError: What is carried is negative.
     """
 
     def __init__(
@@ -150,7 +155,11 @@ class TreeLedger:
         at: float = 0.0,
         new_span_id: Callable[[], str] = lambda: "0" * 16,
         sink: Callable[[Event], None] | None = None,
+        carried_usd: int = 0,
+        carried_tokens: int = 0,
     ) -> None:
+        if carried_usd < 0 or carried_tokens < 0:
+            raise LedgerError("what was spent before is not negative", code="cave_journal_invalid")
         self._state = TreeState()
         self._journal = Journal(self._state, sink=sink)
         self._record = self._journal.record
@@ -167,7 +176,19 @@ class TreeLedger:
         self._slot_queue: OrderedDict[int, Hold] = OrderedDict()
         ceiling = UNBOUNDED if max is None else max
         released = ceiling if initial is None else initial
-        self._record(Opened(at, unit, ceiling, released, new_span_id(), deadline, caps or Caps()))
+        self._record(
+            Opened(
+                at,
+                unit,
+                ceiling,
+                released,
+                new_span_id(),
+                deadline,
+                caps or Caps(),
+                carried_usd,
+                carried_tokens,
+            )
+        )
         self.unit: Unit = unit
         self.root = Lease(0, self._state.nodes[0])
 

@@ -58,6 +58,8 @@ class Wallet:
     queued: int = 0
     # How many live child wallets it has.
     live_carves: int = 0
+    # The part of settled that was spent before this tree was opened. 0 but for the root.
+    carried_in: int = 0
 
     @property
     def committed(self) -> int:
@@ -102,6 +104,11 @@ class Wallet:
                 return wallet
             wallet = wallet.parent
         return None
+
+    def carry_in(self, amount: int) -> None:
+        """Count what was spent before, as a new wallet's first charge. It came through no hold."""
+        self.carried_in = self.settled = amount
+        self.overrun = max(0, amount - self.released)
 
     # --- grants and their ends -------------------------------------------------------------------
 
@@ -224,6 +231,7 @@ class Wallet:
             assert getattr(self, column) >= 0, (column, self)
         assert self.released <= self.max, self
         assert self.set_aside <= self.reserves, self
+        assert 0 <= self.carried_in <= self.settled, self
         # W1: only a charge that its hold or carve did not cover may pass what was released.
         assert self.committed + self.set_aside <= self.released + self.overrun, self
         assert (self.open_holds == 0) <= (self.held == 0), self

@@ -124,16 +124,16 @@ class Totals:
 
 def total_of(lines: Iterable[Line]) -> Totals:
     """Sum up lines. Calls that were never sent count 0 calls."""
-    sent = [line for line in lines if _was_sent(line)]
+    every = list(lines)
     return Totals(
-        calls=len(sent),
-        tokens=sum(line.tokens for line in sent),
-        usd=sum((line.usd for line in sent), ZERO),
-        low_usd=sum((line.low_usd for line in sent), ZERO),
-        high_usd=sum((line.high_usd for line in sent), ZERO),
-        low_tokens=sum(line.low_tokens for line in sent),
-        high_tokens=sum(line.high_tokens for line in sent),
-        is_unpriced=any(line.is_unpriced for line in sent),
+        calls=sum(_was_sent(line) for line in every),
+        tokens=sum(line.tokens for line in every),
+        usd=sum((line.usd for line in every), ZERO),
+        low_usd=sum((line.low_usd for line in every), ZERO),
+        high_usd=sum((line.high_usd for line in every), ZERO),
+        low_tokens=sum(line.low_tokens for line in every),
+        high_tokens=sum(line.high_tokens for line in every),
+        is_unpriced=any(line.is_unpriced for line in every),
     )
 
 
@@ -143,6 +143,10 @@ class Receipt:
 
     ``denomination`` is the unit of ``max``, ``released``, ``spent`` and ``overspent``; ``max`` and
     ``released`` are None where no wallet of its own bounded the run.
+
+    ``spent`` is what this run cost, and what its lines add up to. Where the run goes on under a
+    limit that an earlier one had spent from, ``carried`` is that earlier part: what is left of
+    ``max`` is ``max - carried - spent``.
     """
 
     run_id: str
@@ -157,6 +161,8 @@ class Receipt:
     max: Decimal | None = None
     released: Decimal | None = None
     spent: Decimal = ZERO
+    # Spent before this run under the same limit; in no line and no sum of this receipt.
+    carried: Decimal = ZERO
     overspent: Decimal = ZERO
     # This run's wallet was breached, or one below it was. A flag for people; it stops nobody.
     cap_breached: bool = False
@@ -203,15 +209,27 @@ class Receipt:
 
     def check(self) -> None:
         """Assert that everything adds up to the unit, here and below."""
+        problem = self.problem()
+        assert problem is None, problem
+
+    def problem(self) -> str | None:
+        """Say what does not add up, here or below, or None."""
         for receipt in self.walk():
             total = receipt.total
             spent = total.usd if receipt.denomination == "usd" else total.tokens
-            assert receipt.denomination == "none" or receipt.spent == spent, receipt.path
+            if receipt.denomination != "none" and receipt.spent != spent:
+                return f"{receipt.path}: spent says {receipt.spent}, its lines add up to {spent}"
+            if receipt.carried < 0:
+                return f"{receipt.path}: carried says {receipt.carried}"
             for line in receipt.lines:
-                assert line.low_usd <= line.usd <= line.high_usd, line
-                assert line.low_tokens <= line.tokens <= line.high_tokens, line
-                if line.basis == "provider_reported":
-                    assert line.low_tokens == line.high_tokens, line
+                if not (
+                    line.low_usd <= line.usd <= line.high_usd
+                    and line.low_tokens <= line.tokens <= line.high_tokens
+                ):
+                    return f"{receipt.path}: a line is outside of its own bounds: {line}"
+                if line.basis == "provider_reported" and line.low_tokens != line.high_tokens:
+                    return f"{receipt.path}: a measured line has bounds: {line}"
+        return None
 
     def to_json(self) -> dict[str, Any]:
         """Our form, ready for ``json.dumps``: USD as exact strings, tokens as ints."""
@@ -244,7 +262,8 @@ class Receipt:
         """The public schema v1. Lossy: numbers instead of exact strings, and fewer facts.
 
         Totals are rounded half up at 10 decimals as that contract says; bases it does not know
-        become ``unavailable``; calls that were never sent are left out.
+        become ``unavailable``; calls that were never sent are left out. It has no place for
+        ``carried``, so its wallet is shown as if it had been fresh.
         """
         total = self.total
         bounded = {} if self.max is None else _contract_wallet(self)

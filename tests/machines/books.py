@@ -394,8 +394,11 @@ class Books:
         span_id: str,
         deadline: float | None,
         caps: Caps,
+        carried_usd: int,
+        carried_tokens: int,
     ) -> None:
         assert unit == self.unit
+        assert carried_usd == carried_tokens == 0
         self.caps = caps
         self.accounts[0] = Account(0, None, max, released)
         self.places[0] = Place(0, None, "root", Kind.ROOT, self.accounts[0], -1, deadline)
