@@ -18,12 +18,13 @@ import anyio.lowlevel
 import attrs
 
 from treewarden.ledgers import Kind, Outcome, TreeLedger
-from treewarden.protocols import SupervisorCancelled, TreeCrashed, UsageError
+from treewarden.protocols import JournalFailed, SupervisorCancelled, TreeCrashed, UsageError
 
 from ._actor import Actor, StopKind, to_the_end
 from ._clock import Clock, running_backend
 from ._deadlines import Deadlines
 from ._lifecycle import Moment, State, after
+from ._sinks import Watched
 from ._supervisor import Body, frame
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class RootSupervisor:
         self.top = Actor(self, ledger.root, None, None, state=State.RUNNING)
         # Why the tree ended before it was closed, or None. Whoever waits for a run raises it.
         self.failure: BaseException | None = None
+        # Why the tree could not be written down to its end, or None. Its runs have receipts.
+        self.journal_failure: JournalFailed | None = None
         # It ends by itself with its last top-level run: nobody else would close it.
         self.closes_when_empty = False
         # What the tree owns beside its actors and is given back when they are gone.
@@ -69,13 +72,20 @@ class RootSupervisor:
     # --- opening and closing -----------------------------------------------------------------
 
     @classmethod
-    async def open(cls, ledger: TreeLedger, clock: Clock) -> RootSupervisor:
+    async def open(
+        cls, ledger: TreeLedger, clock: Clock, journal: Watched | None = None
+    ) -> RootSupervisor:
         """Open a tree on the running loop's host.
+
+        Args:
+            journal: The ledger's sink, if its failure is to end the tree.
 
         Raises:
             SupervisorCancelled: Its task was cancelled natively before its first step.
         """
         root = cls(ledger, clock)
+        if journal is not None:
+            journal.on_failure = root.lose_journal
         root._host = Host.take(root)
         try:
             await to_the_end(root._ready.wait)
@@ -97,6 +107,17 @@ class RootSupervisor:
             actor.stop(StopKind.CLOSED, reason)
         self._close_asked.set()
         await to_the_end(self._wait_until_closed)
+
+    def lose_journal(self, cause: Exception) -> None:
+        """End all that runs, because what happens is not written down any more.
+
+        Called in the middle of a ledger's transaction, so it only asks: tasks end at their next
+        step, and before that none of them sends anything.
+        """
+        self.journal_failure = JournalFailed(cause)
+        self.is_closing = True
+        for actor in reversed(list((self.top.children or {}).values())):
+            actor.stop(StopKind.CLOSED, self.journal_failure.message)
 
     async def _wait_until_closed(self) -> None:
         await self._closed.wait()
@@ -211,6 +232,8 @@ class RootSupervisor:
         """
         self.require_owner()
         group = self._group
+        if self.journal_failure is not None:
+            raise self.journal_failure
         if group is None or self.is_closing or parent.state in (State.STOPPING, State.ENDED):
             raise UsageError(
                 f"{parent.path} is closing; nothing can start below it.", code="cave_tree_closed"
@@ -236,6 +259,9 @@ class RootSupervisor:
             actor.state = after(actor.state, Moment.LOST)
             self._end(actor)
             raise
+        if self.journal_failure is not None:
+            # Its own admission could not be written.
+            actor.stop(StopKind.CLOSED, self.journal_failure.message)
         return actor
 
     def _set_deadline(self, actor: Actor, group: TaskGroup) -> None:

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from decimal import Decimal
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import anyio
 from anyio import from_thread
 
-from treewarden.ledgers import Kind, Lease, TreeLedger, Unit, Wallet
+from treewarden.ledgers import Carried, Kind, Lease, TreeLedger, Unit, Wallet, carried_from
 from treewarden.protocols import (
+    JournalFailed,
     Message,
     RunError,
     RunEvent,
@@ -33,6 +36,7 @@ from ._definitions import Agent, Subagent, ToolCallback, check_graph
 from ._limits import Budget, Funding, Limits
 from ._models import Auto, Model, resolve_auto
 from ._root import RootSupervisor
+from ._sinks import Watched, read_journal
 from ._stream import RunStream
 
 if TYPE_CHECKING:
@@ -59,6 +63,7 @@ async def run(
     clock: Clock | None = None,
     seed: int | None = None,
     journal: Callable[[Event], None] | None = None,
+    resume_from: str | Path | None = None,
     max_subagent_invocations: int | None = None,
     max_concurrent_subagents: int | None = None,
 ) -> Result:
@@ -78,7 +83,10 @@ async def run(
         detached: Inside an actor, open a tree of its own instead; shown on the receipt.
         clock: Tells the time (see ``treewarden.testing.VirtualClock``).
         seed: Makes ids repeatable.
-        journal: Gets every ledger event, in order.
+        journal: Gets every ledger event, in order. What it raises ends the run.
+        resume_from: A journal file. What the last tree in it spent counts as spent under
+            ``budget`` from the start; what is uncertain counts in full. The limit is ``budget``,
+            whatever the file says.
         max_subagent_invocations, max_concurrent_subagents: Shorthands of ``limits``.
 
     Raises:
@@ -98,6 +106,7 @@ async def run(
         clock=clock,
         seed=seed,
         journal=journal,
+        resume_from=resume_from,
     )
     return await start.run(on_event)
 
@@ -141,6 +150,7 @@ def stream(
     clock: Clock | None = None,
     seed: int | None = None,
     journal: Callable[[Event], None] | None = None,
+    resume_from: str | Path | None = None,
     max_subagent_invocations: int | None = None,
     max_concurrent_subagents: int | None = None,
 ) -> RunStream:
@@ -163,6 +173,7 @@ def stream(
             clock=clock,
             seed=seed,
             journal=journal,
+            resume_from=resume_from,
         )
     )
 
@@ -174,13 +185,25 @@ def open_tree(
     clock: Clock | None = None,
     seed: int | None = None,
     journal: Callable[[Event], None] | None = None,
+    resume_from: str | Path | None = None,
 ) -> Tree:
     """One ledger for many runs: ``async with tw.open_tree(budget=..., limits=...) as tree``.
 
     For services: the budget and the limits hold over everything that runs in the tree. Leaving
-    the block cancels what still runs and waits for it.
+    the block cancels what still runs and waits for it. Arguments are those of ``run``.
+
+    Raises:
+        UsageError: (on entry) Something asked for cannot be; nothing was started.
+        JournalFailed: (on leaving) The journal could not be written to its end.
     """
-    return Tree(budget=budget, limits=limits or Limits(), clock=clock, seed=seed, journal=journal)
+    return Tree(
+        budget=budget,
+        limits=limits or Limits(),
+        clock=clock,
+        seed=seed,
+        journal=journal,
+        resume_from=resume_from,
+    )
 
 
 class Tree:
@@ -194,9 +217,11 @@ class Tree:
         clock: Clock | None,
         seed: int | None,
         journal: Callable[[Event], None] | None,
+        resume_from: str | Path | None,
     ) -> None:
         self._budget, self._limits = budget, limits
         self._clock, self._seed, self._journal = clock, seed, journal
+        self._resume_from = resume_from
         self._open: OpenTree | None = None
 
     async def __aenter__(self) -> Tree:
@@ -204,7 +229,13 @@ class Tree:
             raise UsageError("this tree was opened before. Call tw.open_tree(...) again.")
         unit: Unit = "usd" if self._budget is None else self._budget.unit
         self._open = await OpenTree.open(
-            unit, self._budget, self._limits, self._clock, self._seed, self._journal
+            unit,
+            self._budget,
+            self._limits,
+            self._clock,
+            self._seed,
+            self._journal,
+            self._resume_from,
         )
         return self
 
@@ -215,8 +246,10 @@ class Tree:
         traceback: TracebackType | None,
     ) -> None:
         await self._tree.close()
-        if self._tree.root.failure is not None and exc is None:
-            raise self._tree.root.failure
+        root = self._tree.root
+        failure = root.failure or root.journal_failure
+        if failure is not None and exc is None:
+            raise failure
 
     async def run(
         self,
@@ -359,24 +392,30 @@ class OpenTree:
         clock: Clock | None,
         seed: int | None,
         journal: Callable[[Event], None] | None,
+        resume_from: str | Path | None,
     ) -> OpenTree:
+        carried = None if resume_from is None else _carried(resume_from, budget)
         # A clock that drives the loop has to be in place before anything looks at the time.
         clock_scope = _installed(clock)
         try:
             told = clock or LoopClock()
             now, seconds = told.monotonic(), limits.deadline_seconds
             ids = random.Random(seed)
-            ledger = TreeLedger(
-                unit=unit,
-                max=None if budget is None else budget.max,
-                initial=None if budget is None else budget.initial,
-                caps=limits.caps,
-                deadline=None if seconds is None else now + seconds,
-                at=now,
-                new_span_id=lambda: f"{ids.getrandbits(64):016x}",
-                sink=journal,
-            )
-            root = await RootSupervisor.open(ledger, told)
+            watched = None if journal is None else Watched(journal)
+            with nullcontext() if watched is None else watched.opening():
+                ledger = TreeLedger(
+                    unit=unit,
+                    max=None if budget is None else budget.max,
+                    initial=None if budget is None else budget.initial,
+                    caps=limits.caps,
+                    deadline=None if seconds is None else now + seconds,
+                    at=now,
+                    new_span_id=lambda: f"{ids.getrandbits(64):016x}",
+                    sink=watched,
+                    carried_usd=0 if carried is None else carried.usd,
+                    carried_tokens=0 if carried is None else carried.tokens,
+                )
+            root = await RootSupervisor.open(ledger, told, watched)
         except BaseException:
             _uninstall(clock_scope)
             raise
@@ -431,6 +470,7 @@ class Start:
         clock: Clock | None = None,
         seed: int | None = None,
         journal: Callable[[Event], None] | None = None,
+        resume_from: str | Path | None = None,
     ) -> None:
         self._agents = check_graph(agent)
         if on_stop not in ("return", "raise"):
@@ -445,6 +485,7 @@ class Start:
         self._deps, self._approve, self._on_stop = deps, approve, on_stop
         self._tree, self._detached = tree, detached
         self._clock, self._seed, self._journal = clock, seed, journal
+        self._resume_from = resume_from
         self._is_own_tree = False
         self._actor: Actor | None = None
         self._invocation: Invocation | None = None
@@ -511,9 +552,11 @@ class Start:
         """
         assert self._tree is not None, self
         assert self._invocation is not None, self
-        failure = self._tree.root.failure
+        failure, lost = self._tree.root.failure, self._tree.root.journal_failure
         if failure is not None:
             raise failure
+        if lost is not None:
+            raise RunError(lost.code, lost.message, self._invocation.receipt) from lost.__cause__
         if self._listener_error is not None:
             raise self._listener_failed(self._listener_error) from self._listener_error
         result = self._invocation.take()
@@ -572,10 +615,11 @@ class Start:
             return None  # called on another tree that is open
         above.root.require_owner()
         _check_own_limits(self._limits)
-        if self._clock is not None or self._seed is not None or self._journal is not None:
+        of_a_tree = (self._clock, self._seed, self._journal, self._resume_from)
+        if any(option is not None for option in of_a_tree):
             raise UsageError(
-                "clock=, seed= and journal= belong to a tree, and this run joins the one it was "
-                "called in. Leave them out, or pass detached=True.",
+                "clock=, seed=, journal= and resume_from= belong to a tree, and this run joins the "
+                "one it was called in. Leave them out, or pass detached=True.",
                 code="cave_option_invalid",
             )
         return above
@@ -588,6 +632,7 @@ class Start:
             self._clock,
             self._seed,
             self._journal,
+            self._resume_from,
         )
         self._is_own_tree = True
         return tree
@@ -719,6 +764,32 @@ class Start:
         if root is None and above is not None:
             root = above.root
         return root is not None and any(w.is_bounded for w in root.ledger.state.wallets.values())
+
+
+def _carried(journal: str | Path, budget: Budget | None) -> Carried:
+    """What a journal says was spent before.
+
+    Raises:
+        UsageError: It cannot be read, or there is nothing to count it against.
+    """
+    if budget is None:
+        raise UsageError(
+            "resume_from= counts earlier spend against a ceiling, and there is none. Give budget=.",
+            code="cave_option_invalid",
+        )
+    try:
+        carried = carried_from(read_journal(journal))
+    except OSError as error:
+        raise UsageError(
+            f"resume_from= cannot be read: {error}", code="cave_journal_invalid"
+        ) from error
+    if carried.unit != budget.unit:
+        raise UsageError(
+            f"{journal} counts in {carried.unit}, this budget in {budget.unit}. Give a budget in "
+            f"{carried.unit}.",
+            code="cave_budget_denomination_ambiguous",
+        )
+    return carried
 
 
 def set_ceiling(root: RootSupervisor, lease: Lease, budget: Budget) -> None:

@@ -24,6 +24,7 @@ _EPILOGUE = (
 _COMMANDS = {
     "run": "Run an agent from a Python file or module, inside a budget and limits.",
     "receipt": "Check a receipt's sums and show it as a table.",
+    "replay": "Check a journal event by event and show the tree at any of them.",
     "stress": "Run trees of scripted agents in virtual time and check what must hold.",
 }
 

@@ -253,6 +253,9 @@ def _notes(receipt: Receipt, *, with_root: bool) -> Iterator[Text]:
     faults = [("fault", fault) for r in every for fault in r.faults]
     for what, times, fault in _grouped(faults, lambda fault: fault):
         yield _note(what, fault, times, _BAD)
+    if receipt.carried:
+        amount = f"{receipt.carried:f} {receipt.denomination}".replace("usd", "USD")
+        yield _note("carried", f"{amount} were spent before under the same limit", 1, "")
     if receipt.total.is_unpriced:
         yield _note("no price", "some models have no known price; their USD count 0", 1, "")
 

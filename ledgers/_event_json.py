@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, get_args
+from functools import cache
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import attrs
 
@@ -44,7 +45,9 @@ def event_from_json(line: str | bytes) -> Event:
     try:
         fields: dict[str, Any] = json.loads(line)
         kind = _TYPES[fields.pop("event")]
-        return kind(**_values(fields))  # type: ignore[no-any-return]
+        event = kind(**_values(fields))
+        _check_types(event, event._asdict())
+        return event  # type: ignore[no-any-return]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         shown = line[:80] if isinstance(line, str) else line[:80].decode(errors="replace")
         raise UsageError(
@@ -61,5 +64,29 @@ def _values(fields: Mapping[str, Any]) -> dict[str, Any]:
     if "outcome" in values:
         values["outcome"] = Outcome(values["outcome"])
     if "caps" in values:
-        values["caps"] = Caps(**values["caps"])
+        values["caps"] = caps = Caps(**values["caps"])
+        _check_types(caps, attrs.asdict(caps))
     return values
+
+
+def _check_types(of: object, fields: Mapping[str, Any]) -> None:
+    """An amount that is a text or a fraction would be found out much later, or never."""
+    hints = _hints(type(of))
+    for name, value in fields.items():
+        if not _fits(value, hints[name]):
+            raise TypeError(f"{name} is {value!r}")
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _fits(value: object, hint: Any) -> bool:
+    if hint is float:
+        return type(value) in (int, float)
+    if isinstance(hint, type) and not get_args(hint):
+        return type(value) is hint
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    return any(_fits(value, one) for one in get_args(hint))

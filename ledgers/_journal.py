@@ -40,6 +40,11 @@ class Journal:
         """The snapshot that ``tail`` goes on from, made by ``TreeState.plain``; None: nothing."""
         return None if self._base is None else self._base.plain()
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether ``tail`` still begins with the first event of the tree."""
+        return self._base is None
+
     def record(self, event: Event) -> None:
         """Write ``event`` down and carry it out."""
         tail = self.tail

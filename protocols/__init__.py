@@ -7,6 +7,7 @@ from ._codec import Codec as Codec
 from ._codec import StreamDecoder as StreamDecoder
 from ._errors import ActorStopped as ActorStopped
 from ._errors import CredentialsError as CredentialsError
+from ._errors import JournalFailed as JournalFailed
 from ._errors import LedgerError as LedgerError
 from ._errors import ProtocolError as ProtocolError
 from ._errors import ProviderError as ProviderError

@@ -198,6 +198,23 @@ class TreeCrashed(TreewardenError):
         self.__cause__ = cause
 
 
+class JournalFailed(TreewardenError):
+    """A journal could not be written, so its tree ended: all in it was cancelled and charged.
+
+    ``__cause__`` is what the journal raised.
+    """
+
+    code = "cave_journal_failed"
+
+    def __init__(self, cause: BaseException) -> None:
+        self.message = (
+            f"the journal cannot be written ({type(cause).__name__}: {cause}), so the tree ends "
+            "here: nothing may happen that is not written down"
+        )
+        super().__init__(f"{self.code}: {self.message}")
+        self.__cause__ = cause
+
+
 class LedgerError(TreewardenError):
     """The ledger was used in a way that only a bug can explain. Its state is as before."""
 
