@@ -14,6 +14,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.lowlevel
 import attrs
 
 from treewarden.ledgers import (
@@ -349,6 +350,7 @@ class Invocation:
             output_tokens=session.output_limit,
             price=card.price if card else None,
             can_write_cache=session.can_write_cache,
+            can_write_1h=session.can_write_1h,
             output_floor_tokens=funding.output_floor_tokens,
             clamp=funding.clamp and not session.is_limit_pinned,
             wait=funding.waits,
@@ -402,6 +404,9 @@ class Invocation:
             ready = anyio.Event()
             hold.on_slot = ready.set
             await ready.wait()
+        if root.journal_failure is not None:
+            # The call could not be written down, so it must not leave: here its actor is cancelled.
+            await anyio.lowlevel.checkpoint()
         return hold.stop
 
     async def _send(self, hold: Hold) -> Reply:
@@ -464,7 +469,9 @@ class Invocation:
                 was_clamped=was_clamped,
             )
             self._tool_calls_started += 1
-            decisions.append(await self._approved(decision))
+            if self.settings.approve is not None:
+                decision = await self._approved(decision, self.settings.approve)
+            decisions.append(decision)
         if runs_side_by_side(decisions):
             pending = [self._begin(decision) for decision in decisions]
             results = [await waiting.wait() for waiting in pending]
@@ -472,9 +479,10 @@ class Invocation:
             results = [await self._begin(decision).wait() for decision in decisions]
         self.messages.append(Message("tool", tuple(results)))
 
-    async def _approved(self, decision: RunTool | Delegate | Refuse) -> RunTool | Delegate | Refuse:
-        approve = self.settings.approve
-        if approve is None or isinstance(decision, Refuse):
+    async def _approved(
+        self, decision: RunTool | Delegate | Refuse, approve: ToolCallback
+    ) -> RunTool | Delegate | Refuse:
+        if isinstance(decision, Refuse):
             return decision
         answer = approve(decision.call)
         if inspect.isawaitable(answer):

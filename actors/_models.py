@@ -77,6 +77,8 @@ class ModelSession(Protocol):
     # Bytes of the request without its messages.
     head_bytes: int
     can_write_cache: bool
+    # … for an hour, which costs more than the usual five minutes.
+    can_write_1h: bool
     reasons_invisibly: bool
 
     def measure(self, message: Message) -> int:
@@ -481,6 +483,7 @@ class HttpSession:
         self._fixed_head = head if self._is_deaf(wanted) else None
         self.is_limit_pinned = self._fixed_head is not None
         self.head_bytes = len(head)
+        self.can_write_1h = codec.can_write_1h(head)
         self.can_write_cache = codec.can_write_cache(head) or self._card.caches_automatically
         thinks = any("thinking" in part for part in (model.settings, model.extra_body))
         self.reasons_invisibly = self._card.reasons_invisibly or thinks

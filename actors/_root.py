@@ -21,7 +21,7 @@ from treewarden.ledgers import Kind, Outcome, TreeLedger
 from treewarden.protocols import JournalFailed, SupervisorCancelled, TreeCrashed, UsageError
 
 from ._actor import Actor, StopKind, to_the_end
-from ._clock import Clock, running_backend
+from ._clock import Clock, loop_teller, running_backend
 from ._deadlines import Deadlines
 from ._lifecycle import Moment, State, after
 from ._sinks import Watched
@@ -61,6 +61,8 @@ class RootSupervisor:
         self._is_on_asyncio = running_backend() == "asyncio"
         self._thread = threading.get_ident()
         self._token = anyio.lowlevel.current_token()
+        self._running_loop = loop_teller()
+        self._loop = self._running_loop()
         self._group: TaskGroup | None = None
         # Made with the first deadline.
         self._deadlines: Deadlines | None = None
@@ -111,8 +113,8 @@ class RootSupervisor:
     def lose_journal(self, cause: Exception) -> None:
         """End all that runs, because what happens is not written down any more.
 
-        Called in the middle of a ledger's transaction, so it only asks: tasks end at their next
-        step, and before that none of them sends anything.
+        Called in the middle of a ledger's transaction, so it only asks; whoever was about to send
+        a request looks here first.
         """
         self.journal_failure = JournalFailed(cause)
         self.is_closing = True
@@ -351,8 +353,8 @@ class RootSupervisor:
 
     def _is_current_loop(self) -> bool:
         try:
-            return anyio.lowlevel.current_token() == self._token
-        except anyio.NoEventLoopError:
+            return self._running_loop() is self._loop
+        except RuntimeError:
             return False
 
     def signal(self, message: Callable[[], None]) -> None:

@@ -20,7 +20,6 @@ from anyio import from_thread
 
 from treewarden.ledgers import Carried, Kind, Lease, TreeLedger, Unit, Wallet, carried_from
 from treewarden.protocols import (
-    JournalFailed,
     Message,
     RunError,
     RunEvent,

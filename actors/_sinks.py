@@ -203,7 +203,11 @@ class SQLiteJournal:
         self._raise_failure()
 
     def close(self) -> None:
-        """Commit what is left and close the database. No effect when called again."""
+        """Commit what is left and close the database.
+
+        Raises:
+            sqlite3.Error: Something could not be written, now or earlier.
+        """
         self._turns.close()
         if self._thread.is_alive():
             self._events.put(None)

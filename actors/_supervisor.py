@@ -56,7 +56,8 @@ def _note_error(actor: Actor, error: Exception) -> None:
         actor.outcome, actor.error = Outcome.FAILED, error
     else:
         actor.outcome = Outcome.CANCELLED
-        actor.root.fault(actor, f"{actor.path}: its clean-up raised {error!r}")
+        if error is not actor.root.journal_failure:  # the stop itself, met on the way out
+            actor.root.fault(actor, f"{actor.path}: its clean-up raised {error!r}")
 
 
 def _note_cancellation(actor: Actor, error: BaseException) -> None:

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 _TIMEOUT = httpx.Timeout(600.0, connect=15.0)
 
 _OK = 200
+
+# How long the end of a body may take after the end of the answer in it.
+_LINGER_SECONDS = 0.5
 _EVENT_STREAM = "text/event-stream"
 
 # An error page is read to be quoted, not to be stored.
@@ -111,6 +114,11 @@ async def _read(response: httpx.Response, codec: Codec, provider: str, sink: Sin
     try:
         async for chunk in chunks:
             stream.feed(chunk)
+            if stream.decoder.is_done:
+                # The connection is used again if the server ends the body, too; if it does not,
+                # nobody waits for it.
+                await _leave(chunks, linger_seconds=_LINGER_SECONDS)
+                break
     except ProviderError:
         await _leave(chunks)
         raise
@@ -123,14 +131,13 @@ async def _read(response: httpx.Response, codec: Codec, provider: str, sink: Sin
     return stream.finish()
 
 
-async def _leave(chunks: AsyncIterator[bytes]) -> None:
-    """End the reading of an answer before its end.
+async def _leave(chunks: AsyncIterator[bytes], *, linger_seconds: float = 0.0) -> None:
+    """End the reading of an answer before its end, or at it if that comes soon.
 
     A body is a pile of async generators; one that is dropped half way would be finished by nobody
     knows whom. A cancellation goes through all of them, as it does when a run is cancelled.
     """
-    with anyio.CancelScope() as scope, suppress(httpx.HTTPError):
-        scope.cancel()
+    with anyio.move_on_after(linger_seconds), suppress(httpx.HTTPError):
         async for _ in chunks:
             pass  # what had arrived already
 

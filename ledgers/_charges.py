@@ -142,19 +142,21 @@ def charge_for(
         price_of: Price of another model by its id, for inner answers.
         answered_by: Price of the model that answered, where it is not the one that was asked.
     """
+    price = answered_by or ask.price
     match ending:
+        case Ending.FINISHED if _is_readable(progress.usage):
+            assert progress.usage is not None
+            return _measured(ask, output_tokens, progress.usage, price, price_of)
         case Ending.NOT_SENT:
             return _nothing("not_dispatched")
-        case Ending.PROVIDER_ERROR if progress.usage is None and progress.deltas == 0:
-            return _nothing("pre_stream_no_usage")
-        case Ending.FINISHED | Ending.PROVIDER_ERROR if _is_readable(progress.usage):
-            assert progress.usage is not None
-            if ending is Ending.FINISHED or progress.deltas == 0:
-                price = answered_by or ask.price
+        case Ending.PROVIDER_ERROR if progress.deltas == 0:
+            if progress.usage is None:
+                return _nothing("pre_stream_no_usage")
+            if _is_readable(progress.usage):
                 return _measured(ask, output_tokens, progress.usage, price, price_of)
         case _:
             pass
-    return _estimated(ending, ask, output_tokens, progress, answered_by or ask.price, price_of)
+    return _estimated(ending, ask, output_tokens, progress, price, price_of)
 
 
 def _is_readable(usage: Usage | None) -> bool:

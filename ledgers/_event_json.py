@@ -69,7 +69,7 @@ def _values(fields: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _check_types(of: object, fields: Mapping[str, Any]) -> None:
+def _check_types(of: Any, fields: Mapping[str, Any]) -> None:
     """An amount that is a text or a fraction would be found out much later, or never."""
     hints = _hints(type(of))
     for name, value in fields.items():
@@ -78,7 +78,7 @@ def _check_types(of: object, fields: Mapping[str, Any]) -> None:
 
 
 @cache
-def _hints(kind: type) -> dict[str, Any]:
+def _hints(kind: type[Any]) -> dict[str, Any]:
     return get_type_hints(kind)
 
 

@@ -356,6 +356,7 @@ def _held(state: TreeState, e: Held) -> None:
     if e.ticket is not None:
         _left(state, Left(e.at, e.ticket))
     node, wallet = state.nodes[e.node], state.wallets[e.wallet]
+    assert e.amount >= 0, e
     wallet.hold(e.amount)
     if node.holds is None:
         node.holds = {}
@@ -396,6 +397,7 @@ def _settled(state: TreeState, e: Settled) -> None:
             state.counters.model_calls -= 1
             node.model_calls -= 1
     usd, tokens = e.usd, e.tokens
+    assert usd >= 0 <= tokens, e  # nothing is ever paid back
     wallet.charge(usd if state.unit == "usd" else tokens, through_hold=amount)
     node.own_usd += usd
     node.own_tokens += tokens

@@ -121,6 +121,9 @@ class AnthropicCodec:
         # text the quotes would be escaped.
         return b'"cache_control":{' in head
 
+    def can_write_1h(self, head: bytes) -> bool:
+        return self.can_write_cache(head) and b'"ttl":"1h"' in head
+
     def stream_decoder(self, *, provider: str | None = None) -> AnthropicStreamDecoder:
         return AnthropicStreamDecoder(provider=provider or self.name)
 
@@ -251,18 +254,18 @@ class AnthropicStreamDecoder(OutputCount):
         self._reported: dict[str, JSON] = {}
         # True iff the output was reported at the end. At the start it says 1 or so.
         self._has_final_usage = False
-        self._is_done = False
+        self.is_done = False
 
     def feed(self, data: bytes) -> list[Delta]:
         deltas: list[Delta] = []
         for event in self._events.feed(data):
             # What follows the end of the answer is not part of it.
-            if event.data and not self._is_done:
+            if event.data and not self.is_done:
                 deltas += self._take(event)
         return deltas
 
     def finish(self) -> Reply:
-        if not self._is_done:
+        if not self.is_done:
             raise ProviderInterrupted(
                 "the stream ended before message_stop",
                 provider=self._provider,
@@ -316,7 +319,7 @@ class AnthropicStreamDecoder(OutputCount):
                 self._has_final_usage |= "output_tokens" in object_of(value, "usage")
                 return self._take_usage(value)
             case "message_stop":
-                self._is_done = True
+                self.is_done = True
             case "error":
                 self._take_usage(value)
                 raise self._error(read_error(value))

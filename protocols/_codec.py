@@ -77,6 +77,10 @@ class Codec(Protocol):
         """
         ...
 
+    def can_write_1h(self, head: bytes) -> bool:
+        """Say whether this head asks for cache writes that last an hour: they cost more still."""
+        ...
+
     def stream_decoder(self, *, provider: str | None = None) -> StreamDecoder:
         """Return a decoder for one streamed answer; ``provider`` is who its errors name."""
         ...
@@ -108,6 +112,10 @@ class StreamDecoder(Protocol):
     # broken call is charged for output is estimated from these.
     output_deltas: int
     output_bytes: int
+
+    # The event that ends an answer has come; what may follow is no part of it. A server that never
+    # sends one ends its answer by ending the body.
+    is_done: bool
 
     def feed(self, data: bytes) -> list[Delta]:
         """Return what ``data`` adds to the answer.

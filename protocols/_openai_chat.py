@@ -138,6 +138,9 @@ class OpenAIChatCodec:
         # Here models cache by themselves or not at all; no request asks for it.
         return False
 
+    def can_write_1h(self, head: bytes) -> bool:
+        return False  # no server of this kind sells time in its cache
+
     def stream_decoder(self, *, provider: str | None = None) -> OpenAIChatStreamDecoder:
         return OpenAIChatStreamDecoder(provider=provider or self.name)
 
@@ -301,13 +304,13 @@ class OpenAIChatStreamDecoder(OutputCount):
         self._finish_reason = ""
         # True iff no output came after the last usage report: an earlier one is not the final one.
         self._has_final_usage = False
-        self._is_done = False
+        self.is_done = False
 
     def feed(self, data: bytes) -> list[Delta]:
         deltas: list[Delta] = []
         for event in self._events.feed(data):
             # What follows [DONE] is not part of the answer.
-            if event.data.strip() and not self._is_done:
+            if event.data.strip() and not self.is_done:
                 deltas += self._take(event)
         return deltas
 
@@ -355,7 +358,7 @@ class OpenAIChatStreamDecoder(OutputCount):
 
     def _take(self, event: ServerSentEvent) -> list[Delta]:
         if event.data.strip() == "[DONE]":
-            self._is_done = True
+            self.is_done = True
             return []
         if event.event == "error":
             raise self._error(self._read_error_event(event.data))

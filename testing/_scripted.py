@@ -7,7 +7,6 @@ answer as another model, stall, break off, or answer with an error. What it bill
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from decimal import Decimal
@@ -85,6 +84,11 @@ class Reply:
     break_after: int | None = None
     stall_after: int | None = None
     chunk_delay: float = 0.0
+
+    @property
+    def goes_wrong(self) -> bool:
+        """Whether this is not, or may not become, a whole answer."""
+        return not (self.error is self.break_after is self.stall_after is None)
 
 
 @attrs.define(eq=False)
@@ -214,6 +218,7 @@ class ScriptedSession:
         self.is_limit_pinned = False
         self.head_bytes = len(_head_json(brief))
         self.can_write_cache = card.caches_automatically
+        self.can_write_1h = False
         self.reasons_invisibly = card.reasons_invisibly
         # Of what was measured so far: bytes, and answers of the model.
         self._bytes = self.head_bytes
@@ -240,7 +245,7 @@ class ScriptedSession:
         model.requests.append(request)
         sink.sent()
         reply = model.reply_to(request)
-        if inspect.isawaitable(reply):
+        if not isinstance(reply, Reply):
             reply = await reply
         answer = _Answer(model, request, reply, self._bytes)
         try:
@@ -273,7 +278,8 @@ class _Answer:
             await anyio.lowlevel.checkpoint()
         sink.progress.model = reply.model
         await self._deliver_chunks(sink)
-        await self._go_wrong_after(len(self._chunks), sink)
+        if reply.goes_wrong:
+            await self._go_wrong_after(len(self._chunks), sink)
         request.ended = "complete"
         usage = None if reply.usage is None else self._cut(self._truth)
         sink.progress.usage = usage
@@ -288,7 +294,8 @@ class _Answer:
     async def _deliver_chunks(self, sink: Sink) -> None:
         room = self._request.output_limit * _BYTES_PER_TOKEN if self._is_cut else None
         for at, chunk in enumerate(self._chunks):
-            await self._go_wrong_after(at, sink)
+            if self._reply.goes_wrong:
+                await self._go_wrong_after(at, sink)
             if at and self._reply.chunk_delay > 0:
                 await anyio.sleep(self._reply.chunk_delay)
             if room is not None:

@@ -688,7 +688,8 @@ class LedgerMachine(RuleBasedStateMachine):
         state = json.dumps(self.plain)
         base = None if journal.base is None else json.loads(json.dumps(journal.base))
         assert json.dumps(fold(journal.tail, onto=base).plain()) == state
-        most = max(self.keep, 4 * (len(self.places) + len(self.open_holds))) + 1
+        waiting = sum(len(queue) for queue in self.books.queues.values())
+        most = max(self.keep, 4 * (len(self.places) + len(self.open_holds) + waiting)) + 1
         assert len(journal.tail) <= most + 4
 
     @invariant()
