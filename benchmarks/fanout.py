@@ -1,7 +1,8 @@
 """What one subagent of a hundred costs, beside a bare task.
 
 A parent starts a hundred subagents side by side; each has a wallet of its own, two turns and one
-tool call between them. The model answers from memory.
+tool call between them. The model answers from memory. pydantic-ai does the same beside it where it
+installs.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 import anyio
 from _measure import Row, arguments, backends, finish, interleaved, ratio_row
+from _peers import peer_fanout
 
 import treewarden as tw
 from treewarden.testing import Reply, ScriptedModel
@@ -64,6 +66,7 @@ def main() -> int:
     options = arguments(__doc__ or "")
     rounds, width = (2, 10) if options.quick else (9, 100)
     rows: list[Row] = []
+    peers: dict[str, Any] = {}
     for backend in backends(options):
 
         def once(function: Any, *args: Any, backend: str = backend) -> Any:
@@ -78,7 +81,13 @@ def main() -> int:
                 f"{backend}: one of {width} subagents / bare task", found, "fanout", "bare", 12.0
             )
         )
-    return finish("fanout", rows)
+        if backend == "asyncio" and not options.quick:
+            peers = peer_fanout(width)
+            if peers["pydantic_ai"] is not None:
+                ours_us = 1e6 * sorted(found["fanout"])[rounds // 2]
+                what = "asyncio: one subagent / that of pydantic_ai"
+                rows.append(Row(what=what, value=ours_us / peers["pydantic_ai"], target=1 / 10))
+    return finish("fanout", rows, {"peers_subagent_us": peers})
 
 
 if __name__ == "__main__":

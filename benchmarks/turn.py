@@ -1,7 +1,8 @@
 """What one turn of an agent costs: a model call, a tool call, and the bookkeeping of both.
 
 Beside it a bare loop written by hand (the same messages, the same tool as a task of its own, no
-limits, no ledger), and pydantic-ai where it installs. The model answers from memory everywhere.
+limits, no ledger), and pydantic-ai and smolagents where they install. The model answers from memory
+everywhere.
 """
 
 from __future__ import annotations
@@ -115,14 +116,10 @@ def main() -> int:
         if backend == "asyncio" and not options.quick:
             peers = peer_turn(turns)
             turn_us = 1e6 * sorted(found["ours"])[rounds // 2]
-            if peers.get("pydantic_ai") is not None:
-                rows.append(
-                    Row(
-                        what="asyncio: turn / pydantic-ai's",
-                        value=turn_us / peers["pydantic_ai"],
-                        target=1 / 20,
-                    )
-                )
+            for peer, target in (("pydantic_ai", 1 / 20), ("smolagents", 1 / 2)):
+                if peers[peer] is not None:
+                    what = f"asyncio: turn / that of {peer}"
+                    rows.append(Row(what=what, value=turn_us / peers[peer], target=target))
     return finish("turn", rows, {"peers_turn_us": peers})
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import attrs
 
 import treewarden as tw
-from treewarden.protocols import RunStarted, SubagentEnded, ToolEnded
+from treewarden.protocols import RunStarted, SubagentEnded, ToolEnded, ToolResult
 from treewarden.testing import Reply, ScriptedModel, ScriptedRequest
 
 SURVEYOR = (
@@ -71,14 +71,14 @@ def list_parts(ctx: tw.Context[Project]) -> list[dict[str, Any]]:
     return parts
 
 
-@tw.tool(effect="read", runs="host", max_result_bytes=400_000)
+@tw.tool(effect="read", runs="host")
 def outline(ctx: tw.Context[Project], part: str) -> list[dict[str, Any]]:
-    """Outline the Python files of a part: what each says of itself, and its public names.
+    """Outline Python files of a part, at most 40: what each says of itself, and public names.
 
     Args:
         part: A folder of the project.
     """
-    return [_outline_of(file, ctx.deps.root) for file in ctx.deps.python_files(part)]
+    return [_outline_of(file, ctx.deps.root) for file in ctx.deps.python_files(part)[:40]]
 
 
 @tw.tool(effect="read", runs="host")
@@ -109,7 +109,7 @@ def _outline_of(file: Path, root: Path) -> dict[str, Any]:
         and not node.name.startswith("_")
     ]
     says = (ast.get_docstring(tree) or "").partition("\n")[0]
-    return {"file": str(file.relative_to(root)), "says": says, "names": names[:12]}
+    return {"file": str(file.relative_to(root)), "says": says, "names": names[:5]}
 
 
 def build_tree(model: Any) -> tw.Agent:
@@ -155,8 +155,16 @@ def _survey(request: ScriptedRequest) -> Reply:
             ]
             return Reply("One reader into each.", tool_calls=tasks, delay=0.3)
         case _:
-            reports = [json.loads(result.content) for result in request.tool_results[1:]]
-            return Reply("\n".join(report["text"] for report in reports), delay=0.4, chunks=8)
+            reports = [_report(result) for result in request.tool_results[1:]]
+            return Reply("\n".join(reports), delay=0.4, chunks=8)
+
+
+def _report(result: ToolResult) -> str:
+    if result.is_error:
+        return f"not read: {result.content}"
+    report = json.loads(result.content)
+    stopped = "" if report["stop_reason"] == "complete" else f" [{report['stop_reason']}]"
+    return f"{report['text']}{stopped}"
 
 
 def _read(request: ScriptedRequest) -> Reply:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import attrs
@@ -19,6 +18,8 @@ from ._admissions import Caps, Kind, Outcome
 from ._events import Event
 
 _TYPES: dict[str, Any] = {kind.__name__: kind for kind in get_args(Event)}
+# The types of the fields of everything that is read.
+_HINTS = {kind.__name__: get_type_hints(kind) for kind in (*_TYPES.values(), Caps)}
 
 
 def event_to_json(event: Event) -> str:
@@ -69,17 +70,12 @@ def _values(fields: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _check_types(of: Any, fields: Mapping[str, Any]) -> None:
+def _check_types(of: object, fields: Mapping[str, Any]) -> None:
     """An amount that is a text or a fraction would be found out much later, or never."""
-    hints = _hints(type(of))
+    hints = _HINTS[type(of).__name__]
     for name, value in fields.items():
         if not _fits(value, hints[name]):
             raise TypeError(f"{name} is {value!r}")
-
-
-@cache
-def _hints(kind: type[Any]) -> dict[str, Any]:
-    return get_type_hints(kind)
 
 
 def _fits(value: object, hint: Any) -> bool:

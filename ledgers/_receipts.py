@@ -61,7 +61,10 @@ class Recorder:
             wallet: The wallet that bounded this run alone, or None: it drew on another's.
             spent: What this run and all below it cost, in ``unit``.
         """
-        is_bounded = wallet is not None and wallet.is_bounded
+        most = released = None
+        if wallet is not None and wallet.is_bounded:
+            most = amount_of(unit, wallet.max)
+            released = most if wallet.released == wallet.max else amount_of(unit, wallet.released)
         denomination: Literal["usd", "tokens", "none"] = unit
         return Receipt(
             run_id=run_id,
@@ -71,8 +74,8 @@ class Recorder:
             reason=reason,
             error_code=error_code,
             denomination=denomination,
-            max=amount_of(unit, wallet.max) if wallet and is_bounded else None,
-            released=amount_of(unit, wallet.released) if wallet and is_bounded else None,
+            max=most,
+            released=released,
             spent=amount_of(unit, spent),
             carried=amount_of(unit, wallet.carried_in) if wallet else Decimal(0),
             overspent=amount_of(unit, wallet.overspent) if wallet else Decimal(0),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from decimal import Decimal
 from enum import Enum
+from operator import attrgetter
 from typing import Literal, TypeAlias
 
 import attrs
@@ -148,22 +149,24 @@ class Usage:
     def total(self) -> int:
         """All tokens, ``extra`` included."""
         own = self.input + self.cache_read + self.cache_write + self.output
-        return own + sum(inner.total for inner in self.extra)
+        return own + sum(inner.total for inner in self.extra) if self.extra else own
 
     def problem(self) -> str | None:
         """Say what is wrong with these numbers, or None when they can be used."""
-        for name in _COUNTS:
-            count = getattr(self, name)
+        for name, count in zip(_COUNTS, _counts(self), strict=True):
             if type(count) is not int or not 0 <= count < 2**53:
                 return f"{name} is {count!r}, not a token count"
         if self.reasoning > self.output:
             return f"reasoning {self.reasoning} is above output {self.output}"
         if self.cache_write_1h > self.cache_write:
             return f"cache_write_1h {self.cache_write_1h} is above cache_write {self.cache_write}"
+        if not self.extra:
+            return None
         return next((p for inner in self.extra if (p := inner.problem())), None)
 
 
 _COUNTS = ("input", "output", "cache_read", "cache_write", "reasoning", "cache_write_1h")
+_counts = attrgetter(*_COUNTS)
 
 
 class FinishReason(Enum):

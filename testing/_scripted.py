@@ -107,9 +107,16 @@ class ScriptedRequest:
     output_limit: int
     # How many answers the conversation holds already.
     turn: int
-    billed: Decimal = Decimal(0)
     usage: Usage | None = None
     ended: str | None = None
+    # What the provider charges by; None: it charges no money.
+    _price: Price | None = None
+
+    @property
+    def billed(self) -> Decimal:
+        if self._price is None or self.usage is None:
+            return Decimal(0)
+        return to_decimal(measured_cost(self._price, self.usage).usd)
 
     @property
     def last_text(self) -> str:
@@ -241,6 +248,7 @@ class ScriptedSession:
             tools=self._brief.tools,
             output_limit=output_limit,
             turn=self._turns,
+            price=model.card.price,
         )
         model.requests.append(request)
         sink.sent()
@@ -367,9 +375,6 @@ class _Answer:
         else:
             usage = self._made_so_far()
         request.usage = usage
-        price = self._model.card.price
-        if price is not None:
-            request.billed = to_decimal(measured_cost(price, usage).usd)
 
     def _made_so_far(self) -> Usage:
         if isinstance(self._reply.usage, Sequence):

@@ -16,7 +16,7 @@ import pytest
 
 import treewarden as tw
 from treewarden.actors import read_journal
-from treewarden.ledgers import Dispatched, Event, Held, Settled, event_to_json, fold
+from treewarden.ledgers import Event, Held, Settled, event_to_json, fold
 from treewarden.testing import Reply, ScriptedModel, ScriptedRequest, VirtualClock
 
 from .conftest import Command
