@@ -110,7 +110,7 @@ class ScriptedRequest:
     usage: Usage | None = None
     ended: str | None = None
     # What the provider charges by; None: it charges no money.
-    _price: Price | None = None
+    _price: Price | None = attrs.field(default=None, alias="price")
 
     @property
     def billed(self) -> Decimal:
