@@ -181,7 +181,7 @@ class Invocation:
         self.result: Result | None = None
         self.failure: TreewardenError | BaseException | None = None
         self.model, self.settings = model, settings
-        self._is_fixture = is_fixture or agent.sandbox == "fixture"
+        self.is_fixture = is_fixture or agent.sandbox == "fixture"
         self._is_detached = is_detached
         # The wallet to show on the receipt where it is not the lease's own.
         self._shown_wallet = shown_wallet
@@ -463,7 +463,7 @@ class Invocation:
                 call,
                 agent=self.agent,
                 offered=self._offered,
-                is_fixture=self._is_fixture,
+                is_fixture=self.is_fixture,
                 calls_started=self._tool_calls_started,
                 limit=limit,
                 was_clamped=was_clamped,
@@ -524,7 +524,7 @@ class Invocation:
             self.model if isinstance(agent.model, Auto) else agent.model,
             [Message("user", (Text(decision.task),))],
             self.settings,
-            is_fixture=self._is_fixture,
+            is_fixture=self.is_fixture,
         )
 
         def on_end(actor: Actor) -> None:

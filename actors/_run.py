@@ -655,7 +655,7 @@ class Start:
             model,
             [*history, *self._messages],
             self._settings(tree, tell),
-            is_fixture=False,
+            is_fixture=_is_below_a_fixture(),
             is_detached=self._detached and current_actor.get() is not None,
             shown_wallet=shown,
         )
@@ -819,6 +819,12 @@ def _model_of(actor: Actor) -> Model | None:
 def _settings_of(actor: Actor) -> RunSettings | None:
     invocation = _invocation_above(actor)
     return None if invocation is None else invocation.settings
+
+
+def _is_below_a_fixture() -> bool:
+    """A fixture holds for whatever its tools start, a detached tree included."""
+    invocation = _invocation_above(current_actor.get())
+    return invocation is not None and invocation.is_fixture
 
 
 def _invocation_above(actor: Actor | None) -> Invocation | None:

@@ -252,13 +252,13 @@ def _opened(state: TreeState, e: Opened) -> None:
 
 
 def _admitted(state: TreeState, e: Admitted) -> None:
-    parent = state.nodes[e.parent]
+    at, node_id, parent_id, name, kind, span_id, deadline, carve, set_aside, tool = e
+    parent = state.nodes[parent_id]
     parent.children += 1
     parent.live_children += 1
-    path = f"{parent.path}/{e.name}#{parent.children}"
+    path = f"{parent.path}/{name}#{parent.children}"
     counters = state.counters
     counters.open_spans += 1
-    kind = e.kind
     depth = parent.depth
     if kind is _AGENT:
         depth += 1
@@ -266,29 +266,29 @@ def _admitted(state: TreeState, e: Admitted) -> None:
         counters.active += 1
         if counters.active > counters.peak:
             counters.peak = counters.active
-        if e.tool is not None:
+        if tool is not None:
             # A subagent tool's call is a tool call too; its own calls count beside it.
             parent.tool_calls += 1
             counters.tool_calls += 1
-            _count_attempt(parent, e.tool)
+            _count_attempt(parent, tool)
     elif kind is _TOOL:
         parent.tool_calls += 1
         counters.tool_calls += 1
     elif kind is _RUN:
         depth = 0
         counters.runs += 1
-    owns = e.carve is not None
+    owns = carve is not None
     wallet = parent.wallet
-    if e.carve is not None:
-        own = Wallet(e.node, path, wallet, e.carve, e.carve)
-        wallet.carve(own, e.carve)
-        state.wallets[e.node] = wallet = own
-    state.nodes[e.node] = node = Node(
-        e.node, parent, path, kind, wallet, owns, depth, e.deadline, e.at, e.span_id
+    if carve is not None:
+        own = Wallet(node_id, path, wallet, carve, carve)
+        wallet.carve(own, carve)
+        state.wallets[node_id] = wallet = own
+    state.nodes[node_id] = node = Node(
+        node_id, parent, path, kind, wallet, owns, depth, deadline, at, span_id
     )
-    if e.set_aside:
-        wallet.reserve(e.set_aside)
-        node.set_aside = e.set_aside
+    if set_aside:
+        wallet.reserve(set_aside)
+        node.set_aside = set_aside
 
 
 def _refused(state: TreeState, e: Refused) -> None:

@@ -174,3 +174,26 @@ async def test_a_nested_run_inside_a_cancelled_scope_of_the_tool_is_settled(
     assert slow.requests[0].ended == "cancelled"
     assert inner.total.low_usd <= slow.billed <= inner.total.high_usd
     assert inner.total.usd > Decimal(0)
+
+
+@pytest.mark.parametrize("detached", [False, True])
+async def test_a_fixture_holds_for_what_its_tools_start(detached: bool, anyio_backend: str) -> None:
+    sent: list[str] = []
+
+    @tw.tool(effect="external", runs="host")
+    async def send() -> str:
+        sent.append("mail")
+        return "sent"
+
+    sender = ScriptedModel([Reply(tool_calls=[("send", {})]), Reply("done")])
+
+    @tw.tool(effect="read", runs="host")
+    async def ask() -> str:
+        inner = tw.agent(id="inner", instructions="", model=sender, tools=[send])
+        return (await tw.run(inner, "x", detached=detached)).text
+
+    asker = ScriptedModel([Reply(tool_calls=[("ask", {})]), Reply("over")])
+    outer = tw.agent(id="outer", instructions="", model=asker, tools=[ask], sandbox="fixture")
+    await tw.run(outer, "go")
+    assert sent == []
+    assert "cave_side_effect_blocked" in sender.requests[1].last_text
