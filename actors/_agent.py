@@ -80,7 +80,7 @@ from ._schemas import Mismatch, plain_json
 from ._tools import ToolRun
 
 if TYPE_CHECKING:
-    from ._run import OpenTree
+    from ._open_tree import OpenTree
 
 TOKENS_PER_MESSAGE = 16
 """What a provider may add around a message (contract 5.4)."""

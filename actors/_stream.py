@@ -32,7 +32,7 @@ from ._limits import Budget
 
 if TYPE_CHECKING:
     from ._agent import Result
-    from ._run import Start
+    from ._start import Start
 
 
 class EventBuffer:

@@ -2,7 +2,8 @@
 
 It is admitted with a wallet and a span, started, joined and given back. The journal is on. Anchors,
 in the same run: a bare anyio task, and for reading beside it an asyncio.TaskGroup task or a trio
-nursery task.
+nursery task. Everything is alive at once in some rows and a hundred at a time in others, because
+more that lives at once makes every collection of garbage dearer, for us and for bare tasks.
 """
 
 from __future__ import annotations
@@ -37,11 +38,12 @@ async def leaf(_: Actor) -> None:
     pass
 
 
-async def bare(count: int) -> float:
+async def bare(count: int, at_once: int) -> float:
     began = time.process_time()
-    async with anyio.create_task_group() as group:
-        for _ in range(count):
-            group.start_soon(noop)
+    for _ in range(count // at_once):
+        async with anyio.create_task_group() as group:
+            for _ in range(at_once):
+                group.start_soon(noop)
     return time.process_time() - began
 
 
@@ -83,11 +85,25 @@ def start_agent(parent: Actor, body: Any) -> Actor:
     return parent.root.start(parent, "a", body, kind=Kind.AGENT, cap=CARVE)
 
 
-async def leaves(count: int) -> float:
-    async def body(parent: Actor) -> None:
-        for _ in range(count):
-            start_agent(parent, leaf)
-        await parent.wait_for_children()
+async def leaves(count: int, at_once: int) -> float:
+    return await batches(leaf, count, at_once)
+
+
+async def pairs(count: int, at_once: int) -> float:
+    """``count`` actors that each start one more and wait for it: twice as many in all."""
+
+    async def parent(actor: Actor) -> None:
+        await actor.root.start(actor, "c", leaf, kind=Kind.AGENT, cap=CARVE // 10).wait()
+
+    return await batches(parent, count, at_once)
+
+
+async def batches(body_of_each: Any, count: int, at_once: int) -> float:
+    async def body(top: Actor) -> None:
+        for _ in range(count // at_once):
+            for _ in range(at_once):
+                start_agent(top, body_of_each)
+            await top.wait_for_children()
 
     return await in_a_run(body)
 
@@ -142,18 +158,28 @@ def main() -> int:
 
         found = interleaved(
             {
-                "bare": once(bare, count),
+                "bare": once(bare, count, count),
                 "native": once(native, count, backend),
-                "leaf": once(leaves, count),
+                "leaf": once(leaves, count, count),
                 "parents": once(parents, count),
+                "bare by 100": once(bare, count, 100),
+                "leaf by 100": once(leaves, count, 100),
+                "pair by 100": once(pairs, count, 100),
             },
             rounds=rounds,
         )
+        found["parent by 100"] = [
+            pair - child
+            for pair, child in zip(found["pair by 100"], found["leaf by 100"], strict=True)
+        ]
         rows.append(ratio_row(f"{backend}: leaf actor / bare task", found, "leaf", "bare", 2.0))
         rows.append(
             ratio_row(f"{backend}: actor in families / bare task", found, "parents", "bare", 2.6)
         )
-        idle = anyio.run(idle_bytes, 500 if options.quick else 20_000, backend=backend)
+        for case, target in (("leaf by 100", 2.0), ("parent by 100", 2.6)):
+            what = f"{backend}: {case} / bare task by 100"
+            rows.append(ratio_row(what, found, case, "bare by 100", target))
+        idle = anyio.run(idle_bytes, 500 if options.quick else 100_000, backend=backend)
         rows.append(Row(what=f"{backend}: KiB per idle actor", value=idle / 1024, target=8.0))
         anchors[backend] = {
             name: round(1e6 * sorted(times)[len(times) // 2], 2) for name, times in found.items()

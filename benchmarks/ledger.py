@@ -5,8 +5,11 @@ One operation is a lease begun with a wallet of its own and ended again: two eve
 
 from __future__ import annotations
 
+import statistics
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 
 import anyio
 from _measure import Row, arguments, finish, interleaved, ratio_row
@@ -45,18 +48,34 @@ def cycle(ledger: TreeLedger, parent: Lease, count: int) -> float:
     return (time.process_time() - began) / count
 
 
-def bare_task(count: int) -> float:
+def bare_task(count: int, at_once: int, backend: str = "asyncio") -> float:
     async def noop() -> None:
         pass
 
     async def main() -> float:
         began = time.process_time()
-        async with anyio.create_task_group() as group:
-            for _ in range(count):
-                group.start_soon(noop)
+        for _ in range(count // at_once):
+            async with anyio.create_task_group() as group:
+                for _ in range(at_once):
+                    group.start_soon(noop)
         return (time.process_time() - began) / count
 
-    return anyio.run(main)
+    return anyio.run(main, backend=backend)
+
+
+def by_anchor(narrow: tuple[TreeLedger, Lease], *, count: int, rounds: int) -> dict[str, float]:
+    """The ledger alone beside bare tasks of every shape: how many are alive at once decides much
+    of what a task costs, and nothing of what the ledger does."""
+    anchors = [(b, n) for b in ("asyncio", "trio") for n in (1, 100, 1_000) if n <= count]
+    cases: dict[str, Callable[[], float]] = {"ledger": partial(cycle, *narrow, count)}
+    for backend, at_once in anchors:
+        cases[f"{backend}, {at_once} at once"] = partial(bare_task, count, at_once, backend)
+    found = interleaved(cases, rounds=rounds)
+    ledger = found.pop("ledger")
+    return {
+        name: round(statistics.median(a / b for a, b in zip(ledger, times, strict=True)), 3)
+        for name, times in found.items()
+    }
 
 
 def main() -> int:
@@ -66,7 +85,7 @@ def main() -> int:
     narrow, wide = widened(10), widened(500 if options.quick else 100_000)
     found = interleaved(
         {
-            "bare": lambda: bare_task(count),
+            "bare": lambda: bare_task(count, count),
             "narrow": lambda: cycle(*narrow, count),
             "wide": lambda: cycle(*wide, count),
         },
@@ -91,7 +110,8 @@ def main() -> int:
         rounds=rounds,
     )
     rows.append(ratio_row(f"at depth 8: {nodes:,} nodes / 10 nodes", found, "large", "small", 1.2))
-    return finish("ledger", rows)
+    beside = by_anchor(narrow, count=min(count, 5_000), rounds=rounds)
+    return finish("ledger", rows, {"ratio_by_anchor": beside})
 
 
 if __name__ == "__main__":

@@ -1,0 +1,399 @@
+"""One run that was asked for, from its checks to its result.
+
+A start refuses what cannot be before anything is spent. It finds the run's parent (the actor that
+it was asked for in, an open tree, or a tree of its own), starts the run there, and hands back what
+came of it when everything the run held is back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from treewarden.ledgers import Kind, Unit, Wallet
+from treewarden.protocols import Message, RunError, RunEvent, UsageError, user
+
+from ._actor import Actor, StopKind, current_actor, to_the_end
+from ._agent import Invocation, Result, RunSettings
+from ._clock import Clock
+from ._conversation import Conversation, fingerprint_of, require_conversation
+from ._definitions import Agent, Subagent, ToolCallback, check_graph
+from ._limits import Budget, Funding, Limits
+from ._models import Auto, Model, resolve_auto
+from ._open_tree import OpenTree, set_ceiling
+
+if TYPE_CHECKING:
+    from treewarden.ledgers import Event
+
+
+Prompt: TypeAlias = str | Iterable[Message]
+OnStop: TypeAlias = Literal["return", "raise"]
+
+
+class Start:
+    """One run that was asked for."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        prompt: Prompt,
+        *,
+        budget: Budget | None,
+        limits: Limits | None,
+        deps: Any,
+        approve: ToolCallback | None,
+        on_stop: OnStop,
+        conversation: Conversation | None = None,
+        tree: OpenTree | None = None,
+        detached: bool = False,
+        clock: Clock | None = None,
+        seed: int | None = None,
+        journal: Callable[[Event], None] | None = None,
+        resume_from: str | Path | None = None,
+    ) -> None:
+        self._agents = check_graph(agent)
+        if on_stop not in ("return", "raise"):
+            raise UsageError(
+                f'on_stop is {on_stop!r}. Use "return" or "raise".', code="cave_option_invalid"
+            )
+        self._agent, self._budget, self._limits = agent, budget, limits
+        if tree is not None:
+            _check_own_limits(limits)
+        self._messages = _messages_of(prompt)
+        self._conversation = require_conversation(conversation)
+        self._deps, self._approve, self._on_stop = deps, approve, on_stop
+        self._tree, self._detached = tree, detached
+        self._clock, self._seed, self._journal = clock, seed, journal
+        self._resume_from = resume_from
+        self._is_own_tree = False
+        self._actor: Actor | None = None
+        self._invocation: Invocation | None = None
+        # What on_event raised first.
+        self._listener_error: Exception | None = None
+
+    async def run(self, on_event: Callable[[RunEvent], None] | None) -> Result:
+        """Begin, wait, and see to it that everything is back before anybody is told."""
+        actor, _ = await self.begin(None if on_event is None else self._guarded(on_event))
+        try:
+            await actor.wait()
+        except BaseException:
+            actor.stop(StopKind.CANCELLED, "the caller of run was cancelled")
+            await to_the_end(actor.wait)
+            raise
+        finally:
+            await self.finish()
+        return self.take()
+
+    async def begin(
+        self,
+        tell: Callable[[RunEvent], None] | None,
+        *,
+        on_over: Callable[[], None] | None = None,
+    ) -> tuple[Actor, Invocation]:
+        """Check everything, find the parent and start the run's actor.
+
+        Raises:
+            UsageError, RefusedError: Nothing was started.
+        """
+        above = self._actor_above()
+        unit = self._unit(above)
+        model = self._model(above)
+        self._check_money(model, unit, above)
+        conversation = self._conversation
+        history: Sequence[Message] = ()
+        if conversation is not None:
+            history = conversation.begin(fingerprint_of(self._agent, model))
+        try:
+            tree = self._tree
+            if tree is None:
+                tree = await self._open_own_tree(unit) if above is None else _tree_of(above)
+            self._tree = tree
+            self._start_actor(tree, above, model, history, tell, on_over)
+        except BaseException:
+            self._end_conversation(None)
+            await self.finish()
+            raise
+        assert self._actor is not None, self
+        assert self._invocation is not None, self
+        tree.root.closes_when_empty = tree.root.closes_when_empty or self._is_own_tree
+        return self._actor, self._invocation
+
+    async def finish(self) -> None:
+        """Close the tree if it was opened for this run alone; who is cancelled stays to the end."""
+        if self._is_own_tree and self._tree is not None:
+            await self._tree.close()
+
+    def take(self) -> Result:
+        """The result of the run that has ended.
+
+        Raises:
+            RunError, SupervisorCancelled: There is none.
+        """
+        assert self._tree is not None, self
+        assert self._invocation is not None, self
+        failure, lost = self._tree.root.failure, self._tree.root.journal_failure
+        if failure is not None:
+            raise failure
+        if lost is not None:
+            raise RunError(lost.code, lost.message, self._invocation.receipt) from lost.__cause__
+        if self._listener_error is not None:
+            raise self._listener_failed(self._listener_error) from self._listener_error
+        result = self._invocation.take()
+        return result.raise_for_stop() if self._on_stop == "raise" else result
+
+    def set_budget(self, budget: Budget) -> None:
+        """Move the ceiling of the wallet that bounds this run alone."""
+        assert self._actor is not None, self
+        root, node = self._actor.root, self._actor.lease.node
+        lease = root.ledger.root if self._is_own_tree else self._actor.lease
+        if not node.owns_wallet and not self._is_own_tree:
+            raise UsageError(
+                f"{node.path} draws on {node.wallet.path} and has no ceiling of its own. Start it "
+                "with budget=, or change the tree's.",
+                code="cave_budget_max_invalid",
+            )
+        set_ceiling(root, lease, budget)
+
+    # --- who listens ---------------------------------------------------------------------------
+
+    def _guarded(self, on_event: Callable[[RunEvent], None]) -> Callable[[RunEvent], None]:
+        """``on_event``, but what it raises ends this run in order and comes out of ``run``.
+
+        Some events are told while a lease is given back. An error there would be one of the
+        supervisor's own code and end the whole tree, with the runs of other callers.
+        """
+
+        def tell(event: RunEvent) -> None:
+            if self._listener_error is not None:
+                return  # it is broken, and the run is on its way out
+            try:
+                on_event(event)
+            except Exception as error:
+                self._listener_error = error
+                assert self._actor is not None, self  # no event comes before the first step
+                self._actor.stop(StopKind.CANCELLED, f"on_event raised {error!r}")
+
+        return tell
+
+    def _listener_failed(self, error: Exception) -> RunError:
+        assert self._invocation is not None, self
+        return RunError(
+            "cave_agent_run_failed",
+            f"on_event raised {type(error).__name__}: {error}",
+            self._invocation.receipt,
+        )
+
+    # --- where it runs -------------------------------------------------------------------------
+
+    def _actor_above(self) -> Actor | None:
+        """The actor that this is called in, if the run is to be its child."""
+        above = current_actor.get()
+        if above is None or self._detached:
+            return None
+        if self._tree is not None and self._tree.root is not above.root:
+            return None  # called on another tree that is open
+        above.root.require_owner()
+        _check_own_limits(self._limits)
+        of_a_tree = (self._clock, self._seed, self._journal, self._resume_from)
+        if any(option is not None for option in of_a_tree):
+            raise UsageError(
+                "clock=, seed=, journal= and resume_from= belong to a tree, and this run joins the "
+                "one it was called in. Leave them out, or pass detached=True.",
+                code="cave_option_invalid",
+            )
+        return above
+
+    async def _open_own_tree(self, unit: Unit) -> OpenTree:
+        tree = await OpenTree.open(
+            unit,
+            self._budget,
+            self._limits or Limits(),
+            self._clock,
+            self._seed,
+            self._journal,
+            self._resume_from,
+        )
+        self._is_own_tree = True
+        return tree
+
+    def _start_actor(
+        self,
+        tree: OpenTree,
+        above: Actor | None,
+        model: Model,
+        history: Sequence[Message],
+        tell: Callable[[RunEvent], None] | None,
+        on_over: Callable[[], None] | None,
+    ) -> None:
+        parent = above or tree.root.top
+        carves = self._budget is not None and not self._is_own_tree
+        shown: Wallet | None = None
+        if self._is_own_tree:
+            shown = tree.root.ledger.root.node.wallet
+        invocation = Invocation(
+            self._agent,
+            model,
+            [*history, *self._messages],
+            self._settings(tree, tell),
+            is_fixture=_is_below_a_fixture(),
+            is_detached=self._detached and current_actor.get() is not None,
+            shown_wallet=shown,
+        )
+
+        def on_end(actor: Actor) -> None:
+            try:
+                invocation.conclude(actor)
+            finally:
+                self._end_conversation(invocation)
+                if on_over is not None:
+                    on_over()
+
+        self._invocation = invocation
+        own_deadline = None if self._is_own_tree or self._limits is None else self._limits
+        self._actor = tree.root.start(
+            parent,
+            self._agent.id,
+            invocation,
+            kind=Kind.RUN if above is None else Kind.AGENT,
+            on_end=on_end,
+            seconds=None if own_deadline is None else own_deadline.deadline_seconds,
+            cap=self._budget.max if carves and self._budget is not None else None,
+        )
+
+    def _end_conversation(self, invocation: Invocation | None) -> None:
+        """Keep what was said if the run ended in order, and free the handle."""
+        if self._conversation is None:
+            return
+        result = None if invocation is None else invocation.result
+        if result is None:
+            self._conversation.roll_back()
+        else:
+            self._conversation.commit(result.messages)
+
+    def _settings(self, tree: OpenTree, tell: Callable[[RunEvent], None] | None) -> RunSettings:
+        budget = self._budget or tree.budget
+        return RunSettings(
+            tree=tree,
+            deps=self._deps,
+            approve=self._approve,
+            funding=Funding() if budget is None else budget.funding,
+            tell=tell,
+        )
+
+    # --- checks before anything is spent ---------------------------------------------------------
+
+    def _unit(self, above: Actor | None) -> Unit:
+        """The unit that is counted in; a tree has one."""
+        if self._tree is not None:
+            unit = self._tree.root.ledger.unit
+        elif above is not None:
+            unit = above.root.ledger.unit
+        elif self._budget is not None:
+            return self._budget.unit
+        else:
+            return self._unit_of_subagents()
+        if self._budget is not None and self._budget.unit != unit:
+            raise UsageError(
+                f"the tree counts in {unit}, this budget in {self._budget.unit}. Give both the "
+                "same denomination.",
+                code="cave_budget_denomination_ambiguous",
+            )
+        return unit
+
+    def _unit_of_subagents(self) -> Unit:
+        caps = [s for a in self._agents for s in a.tools if isinstance(s, Subagent)]
+        in_usd = any(s.max_usd is not None for s in caps)
+        in_tokens = any(s.max_tokens is not None for s in caps)
+        if in_usd and in_tokens:
+            raise UsageError(
+                "subagents below this run have caps in USD and in tokens; a tree has one "
+                "denomination. Use max_usd= or max_tokens= throughout.",
+                code="cave_budget_denomination_ambiguous",
+            )
+        return "tokens" if in_tokens else "usd"
+
+    def _model(self, above: Actor | None) -> Model:
+        """The root agent's model; a nested run without one takes its caller's."""
+        model = self._agent.model
+        if not isinstance(model, Auto):
+            return model
+        inherited = None if above is None else _model_of(above)
+        return inherited or resolve_auto()
+
+    def _check_money(self, root_model: Model, unit: Unit, above: Actor | None) -> None:
+        models = {root_model.id: root_model}
+        for agent in self._agents:
+            if not isinstance(agent.model, Auto):
+                models[agent.model.id] = agent.model
+        for model in models.values():
+            model.require_ready()
+            if unit == "usd" and self._has_money_ceiling(above) and model.card.price is None:
+                raise UsageError(
+                    f"{model.id} has no price, so a budget in USD cannot be kept. Pin one: "
+                    f'tw.model("{model.id}", price=tw.Price(input="…", output="…")).',
+                    code="cave_budget_denomination_unavailable",
+                )
+
+    def _has_money_ceiling(self, above: Actor | None) -> bool:
+        if self._budget is not None:
+            return True
+        if any(s.max_usd for a in self._agents for s in a.tools if isinstance(s, Subagent)):
+            return True
+        root = self._tree.root if self._tree is not None else None
+        if root is None and above is not None:
+            root = above.root
+        return root is not None and any(w.is_bounded for w in root.ledger.state.wallets.values())
+
+
+def _tree_of(actor: Actor) -> OpenTree:
+    settings = _settings_of(actor)
+    assert settings is not None, actor
+    return settings.tree
+
+
+def _model_of(actor: Actor) -> Model | None:
+    invocation = _invocation_above(actor)
+    return None if invocation is None else invocation.model
+
+
+def _settings_of(actor: Actor) -> RunSettings | None:
+    invocation = _invocation_above(actor)
+    return None if invocation is None else invocation.settings
+
+
+def _is_below_a_fixture() -> bool:
+    """A fixture holds for whatever its tools start, a detached tree included."""
+    invocation = _invocation_above(current_actor.get())
+    return invocation is not None and invocation.is_fixture
+
+
+def _invocation_above(actor: Actor | None) -> Invocation | None:
+    while actor is not None:
+        if isinstance(actor.body, Invocation):
+            return actor.body
+        actor = actor.parent
+    return None
+
+
+def _messages_of(prompt: Any) -> list[Message]:
+    if isinstance(prompt, str):
+        return [user(prompt)]
+    messages = list(prompt)
+    for message in messages:
+        if not isinstance(message, Message):
+            raise UsageError(
+                f"the prompt holds {message!r}. Give text, or a list of treewarden messages.",
+                code="cave_prompt_invalid",
+            )
+    return messages
+
+
+def _check_own_limits(limits: Limits | None) -> None:
+    """A run that joins a tree may have a deadline of its own; everything else is the tree's."""
+    if limits is not None and limits.caps != Limits().caps:
+        raise UsageError(
+            "this run joins a tree, and depth, breadth and calls are limits of the whole tree. "
+            "Set them where the tree is opened; here only deadline= is kept.",
+            code="cave_option_invalid",
+        )
