@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -112,3 +113,7 @@ def treewarden(
         return Said(code, said.out, said.err)
 
     return command
+
+
+# Started in the background by a shell, this process ignores SIGINT, and so would every child.
+signal.signal(signal.SIGINT, signal.default_int_handler)
