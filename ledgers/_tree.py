@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from itertools import chain, count, islice
+from itertools import chain, islice
 from typing import Any
 
 import attrs
@@ -164,7 +164,7 @@ class TreeLedger:
         self._journal = Journal(self._state, sink=sink)
         self._record = self._journal.record
         self._new_span_id = new_span_id
-        self._ids = count(1)
+        self._last_id = 0
         self._holds: dict[int, Hold] = {}
         self._tickets: dict[int, Ticket] = {}
         # Waiting tickets by the wallet they wait on, oldest first. No empty queue stays. Ordered
@@ -241,7 +241,7 @@ class TreeLedger:
         above = node.deadline
         if deadline is None or (above is not None and above < deadline):
             deadline = above
-        lease_id = next(self._ids)
+        self._last_id = lease_id = self._last_id + 1
         self._record(
             Admitted(
                 at,
@@ -404,7 +404,8 @@ class TreeLedger:
             return self._grant(lease, ask, decided, at, None)
         if isinstance(decided, Stop):
             return decided
-        ticket = Ticket(next(self._ids), lease, ask, decided)
+        self._last_id += 1
+        ticket = Ticket(self._last_id, lease, ask, decided)
         self._tickets[ticket.id] = ticket
         self._enqueue(ticket, at)
         return ticket
@@ -527,7 +528,8 @@ class TreeLedger:
         self, lease: Lease, ask: Ask, output_tokens: int, at: float, ticket: Ticket | None
     ) -> Hold:
         amount = ask.amount(self.unit, output_tokens)
-        hold = Hold(next(self._ids), lease, ask, output_tokens, amount, Progress())
+        self._last_id += 1
+        hold = Hold(self._last_id, lease, ask, output_tokens, amount, Progress())
         self._holds[hold.id] = hold
         ticket_id = None if ticket is None else ticket.id
         node = lease.node
