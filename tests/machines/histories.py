@@ -6,8 +6,7 @@ from typing import Any
 
 from treewarden.ledgers import Ask, Caps, Ending, Kind, Outcome
 from treewarden.protocols import Usage
-
-from .ledger_machine import History
+from treewarden.testing import History
 
 
 def ask(output: int, *, input: int = 0, **options: Any) -> Ask:

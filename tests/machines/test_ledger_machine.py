@@ -11,9 +11,9 @@ import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
 from treewarden.ledgers import Event, TreeState, fold
+from treewarden.testing import LedgerMachine, TokenMachine, UsdMachine
 
 from .histories import HISTORIES
-from .ledger_machine import LedgerMachine, TokenMachine, UsdMachine
 from .profiles import QUICK, SHORT, SOAK
 
 MACHINES = [UsdMachine, TokenMachine]

@@ -28,9 +28,9 @@ from treewarden.ledgers import (
     Wallet,
 )
 from treewarden.protocols import RefusedError
+from treewarden.testing import LedgerMachine, TokenMachine, UsdMachine
 
 from .histories import HISTORIES
-from .ledger_machine import LedgerMachine, TokenMachine, UsdMachine
 from .profiles import LEDGER
 
 HUNT = settings(

@@ -40,7 +40,7 @@ from treewarden.ledgers import (
 )
 from treewarden.protocols import LedgerError, RefusedError, Usage
 
-from .books import Account, Books, Place, Rate, Want
+from ._books import Account, Books, Place, Rate, Want
 
 RATES = {
     "cheap": Rate(input=3, output=5, cache_read=1, cache_write=4),
