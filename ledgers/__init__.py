@@ -22,8 +22,15 @@ from ._events import Held as Held
 from ._events import HoldReleased as HoldReleased
 from ._events import Opened as Opened
 from ._events import Settled as Settled
+from ._grant_order import GrantOrder as GrantOrder
 from ._journal import Journal as Journal
 from ._journal import fold as fold
+from ._leases import Entry as Entry
+from ._leases import Hold as Hold
+from ._leases import Lease as Lease
+from ._leases import LeaseRequest as LeaseRequest
+from ._leases import Stop as Stop
+from ._leases import Ticket as Ticket
 from ._money import Money as Money
 from ._money import format_usd as format_usd
 from ._money import to_decimal as to_decimal
@@ -45,10 +52,6 @@ from ._prices import worst_case as worst_case
 from ._receipts import Recorder as Recorder
 from ._receipts import amount_of as amount_of
 from ._state import TreeState as TreeState
-from ._tree import Hold as Hold
-from ._tree import Lease as Lease
-from ._tree import Stop as Stop
-from ._tree import Ticket as Ticket
 from ._tree import TreeLedger as TreeLedger
 from ._tree import refusal_row as refusal_row
 from ._wallet import UNBOUNDED as UNBOUNDED

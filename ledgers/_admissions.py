@@ -7,6 +7,7 @@ closing it needs no sum over its history (W10: what is closed is forgotten).
 from __future__ import annotations
 
 from enum import Enum
+from typing import Literal
 
 import attrs
 
@@ -46,6 +47,8 @@ class Caps:
     max_concurrent_calls: int | None = None
     max_model_calls: int | None = None
     max_tool_calls: int | None = None
+    # What a start does when every subagent slot is taken.
+    admission: Literal["reject", "wait"] = "reject"
 
 
 @attrs.define(eq=False, slots=True)
@@ -89,6 +92,11 @@ class Node:
     # Own calls in all, for the limits per invocation.
     model_calls: int = 0
     tool_calls: int = 0
+    # Starts below it that wait in line, by id, made at the first.
+    entries: dict[int, None] | None = None
+    # An agent that gave its slot back while it waits for children, and wants it back.
+    is_parked: bool = False
+    waits_for_slot: bool = False
 
 
 @attrs.define(slots=True)
@@ -113,6 +121,9 @@ class Counters:
     peak_calls: int = 0
     queued_slots: int = 0
     queued_money: int = 0
+    # Starts that wait for a slot, and parked agents that want theirs back.
+    queued_entries: int = 0
+    queued_resumes: int = 0
     open_spans: int = 0
     restarts: int = 0
 
@@ -121,6 +132,7 @@ class Counters:
             assert getattr(self, name) >= 0, (name, self)
         assert self.active == self.admitted - self.released - self.parked, self
         assert self.active <= self.peak, self
+        assert self.queued_resumes <= self.parked, self
         assert self.calls_in_flight <= self.peak_calls, self
         if caps.max_subagents is not None:
             assert self.admitted <= caps.max_subagents or self.active <= self.peak, self

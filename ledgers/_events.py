@@ -41,6 +41,8 @@ class Admitted(NamedTuple):
     set_aside: int
     # The subagent tool whose attempt this was, or None.
     tool: str | None
+    # The place in line that waited for it, or None.
+    entry: int | None = None
 
 
 class Refused(NamedTuple):
@@ -50,6 +52,53 @@ class Refused(NamedTuple):
     parent: int
     code: str
     tool: str | None
+    # The place in line that came to nothing, or None.
+    entry: int | None = None
+
+
+class EntryQueued(NamedTuple):
+    """A start waits in line. The attempt of its subagent tool is counted now, and not again."""
+
+    at: float
+    entry: int
+    parent: int
+    name: str
+    tool: str | None
+
+
+class EntryLeft(NamedTuple):
+    """A start left the line without an answer: whoever asked is ending."""
+
+    at: float
+    entry: int
+
+
+class Parked(NamedTuple):
+    """An agent gave its slot back while all it waits for are children."""
+
+    at: float
+    node: int
+
+
+class ResumeQueued(NamedTuple):
+    """A parked agent wants its slot back and waits for it."""
+
+    at: float
+    node: int
+
+
+class ResumeLeft(NamedTuple):
+    """A parked agent does not want its slot back yet after all."""
+
+    at: float
+    node: int
+
+
+class Resumed(NamedTuple):
+    """A parked agent has its slot again."""
+
+    at: float
+    node: int
 
 
 class Queued(NamedTuple):
@@ -165,6 +214,12 @@ Event: TypeAlias = (
     Opened
     | Admitted
     | Refused
+    | EntryQueued
+    | EntryLeft
+    | Parked
+    | ResumeQueued
+    | ResumeLeft
+    | Resumed
     | Queued
     | Left
     | Held

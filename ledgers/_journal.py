@@ -57,6 +57,7 @@ class Journal:
 
     def _cut(self) -> None:
         state = self._state
-        if len(self.tail) >= 4 * (len(state.nodes) + len(state.holds) + len(state.waiting)):
+        waiting = len(state.waiting) + len(state.entries)
+        if len(self.tail) >= 4 * (len(state.nodes) + len(state.holds) + waiting):
             self._base = self._state.copy()
             self.tail.clear()

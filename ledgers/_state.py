@@ -18,6 +18,8 @@ from ._events import (
     CapChanged,
     Dispatched,
     Ended,
+    EntryLeft,
+    EntryQueued,
     Event,
     Held,
     HoldReleased,
@@ -25,9 +27,13 @@ from ._events import (
     MaxLowered,
     MaxRaised,
     Opened,
+    Parked,
     Queued,
     Refused,
     Restarted,
+    Resumed,
+    ResumeLeft,
+    ResumeQueued,
     Revoked,
     Settled,
     SlotLeft,
@@ -58,6 +64,13 @@ class Waiting(NamedTuple):
     wallet: Wallet
 
 
+class WaitingEntry(NamedTuple):
+    """A start that waits in line."""
+
+    parent: Node
+    name: str
+
+
 class Tranche(NamedTuple):
     wallet: str
     amount: int
@@ -77,6 +90,7 @@ class TreeState:
     wallets: dict[int, Wallet] = attrs.field(factory=dict[int, Wallet])
     holds: dict[int, OpenHold] = attrs.field(factory=dict[int, OpenHold])
     waiting: dict[int, Waiting] = attrs.field(factory=dict[int, Waiting])
+    entries: dict[int, WaitingEntry] = attrs.field(factory=dict[int, WaitingEntry])
     tranches: list[Tranche] = attrs.field(factory=list[Tranche])
     # How many holds were ever taken: the `at_call` of tranches (contract Q28).
     holds_taken: int = 0
@@ -107,6 +121,7 @@ class TreeState:
                 for i, h in self.holds.items()
             },
             waiting={str(i): [w.node.id, w.wallet.id] for i, w in self.waiting.items()},
+            entries={str(i): [e.parent.id, e.name] for i, e in self.entries.items()},
             tranches=tuple(self.tranches),
             holds_taken=self.holds_taken,
             events=self.events,
@@ -136,6 +151,8 @@ class TreeState:
             state.holds[int(key)] = OpenHold(node, wallet, amount, is_dispatched, waits)
         for key, (node_id, wallet_id) in plain["waiting"].items():
             state.waiting[int(key)] = Waiting(state.nodes[node_id], state.wallets[wallet_id])
+        for key, (node_id, name) in plain["entries"].items():
+            state.entries[int(key)] = WaitingEntry(state.nodes[node_id], name)
         return state
 
     def _add_plain_node(self, fields: Mapping[str, Any]) -> None:
@@ -148,6 +165,7 @@ class TreeState:
             "attempts": None if fields["attempts"] is None else dict(fields["attempts"]),
             "holds": dict.fromkeys(fields["holds"]),  # empty and absent mean the same
             "tickets": dict.fromkeys(fields["tickets"]),
+            "entries": dict.fromkeys(fields["entries"]),
         }
         node = Node(**columns)
         self.nodes[node.id] = node
@@ -201,6 +219,12 @@ class TreeState:
         assert self.counters.calls_in_flight == in_flight, self.counters
         assert self.counters.queued_money == len(self.waiting), self.counters
         assert self.counters.open_spans == len(self.nodes), self.counters
+        parked = [node for node in self.nodes.values() if node.is_parked]
+        assert self.counters.parked == len(parked), self.counters
+        assert self.counters.queued_resumes == sum(n.waits_for_slot for n in parked), parked
+        assert self.counters.queued_entries == len(self.entries), self.counters
+        of_nodes = sum(len(node.entries or ()) for node in self.nodes.values())
+        assert of_nodes == len(self.entries), self.entries
 
 
 @attrs.frozen(kw_only=True)
@@ -214,6 +238,7 @@ class StateCopy:
     wallets: tuple[tuple[Any, ...], ...]
     holds: dict[str, list[Any]]
     waiting: dict[str, list[Any]]
+    entries: dict[str, list[Any]]
     tranches: tuple[Tranche, ...]
     holds_taken: int
     events: int
@@ -229,6 +254,7 @@ class StateCopy:
             "wallets": {str(wallet["id"]): wallet for wallet in wallets},
             "holds": {key: list(hold) for key, hold in self.holds.items()},
             "waiting": {key: list(waiting) for key, waiting in self.waiting.items()},
+            "entries": {key: list(entry) for key, entry in self.entries.items()},
             "tranches": [list(tranche) for tranche in self.tranches],
             "holds_taken": self.holds_taken,
             "events": self.events,
@@ -252,8 +278,10 @@ def _opened(state: TreeState, e: Opened) -> None:
 
 
 def _admitted(state: TreeState, e: Admitted) -> None:
-    at, node_id, parent_id, name, kind, span_id, deadline, carve, set_aside, tool = e
+    at, node_id, parent_id, name, kind, span_id, deadline, carve, set_aside, tool, entry = e
     parent = state.nodes[parent_id]
+    if entry is not None:
+        _pop_entry(state, entry)
     parent.children += 1
     parent.live_children += 1
     path = f"{parent.path}/{name}#{parent.children}"
@@ -270,7 +298,8 @@ def _admitted(state: TreeState, e: Admitted) -> None:
             # A subagent tool's call is a tool call too; its own calls count beside it.
             parent.tool_calls += 1
             counters.tool_calls += 1
-            _count_attempt(parent, tool)
+            if entry is None:
+                _count_attempt(parent, tool)
     elif kind is _TOOL:
         parent.tool_calls += 1
         counters.tool_calls += 1
@@ -299,13 +328,72 @@ def _refused(state: TreeState, e: Refused) -> None:
         counters.concurrency_rejections += 1
     else:
         counters.other_rejections += 1
-    if e.tool is not None:
+    if e.entry is not None:
+        _pop_entry(state, e.entry)
+    elif e.tool is not None:
         _count_attempt(state.nodes[e.parent], e.tool)
+
+
+def _entry_queued(state: TreeState, e: EntryQueued) -> None:
+    parent = state.nodes[e.parent]
+    if parent.entries is None:
+        parent.entries = {}
+    parent.entries[e.entry] = None
+    state.entries[e.entry] = WaitingEntry(parent, e.name)
+    state.counters.queued_entries += 1
+    if e.tool is not None:
+        _count_attempt(parent, e.tool)
+
+
+def _entry_left(state: TreeState, e: EntryLeft) -> None:
+    _pop_entry(state, e.entry)
+
+
+def _pop_entry(state: TreeState, entry: int) -> None:
+    entries = state.entries.pop(entry).parent.entries
+    assert entries is not None, entry
+    del entries[entry]
+    state.counters.queued_entries -= 1
+
+
+def _parked(state: TreeState, e: Parked) -> None:
+    node, counters = state.nodes[e.node], state.counters
+    assert node.kind is _AGENT and not node.is_parked, node
+    node.is_parked = True
+    counters.active -= 1
+    counters.parked += 1
+
+
+def _resume_queued(state: TreeState, e: ResumeQueued) -> None:
+    state.nodes[e.node].waits_for_slot = True
+    state.counters.queued_resumes += 1
+
+
+def _resume_left(state: TreeState, e: ResumeLeft) -> None:
+    state.nodes[e.node].waits_for_slot = False
+    state.counters.queued_resumes -= 1
+
+
+def _resumed(state: TreeState, e: Resumed) -> None:
+    node, counters = state.nodes[e.node], state.counters
+    _unpark(node, counters)
+    counters.active += 1
+    if counters.active > counters.peak:
+        counters.peak = counters.active
+
+
+def _unpark(node: Node, counters: Counters) -> None:
+    assert node.is_parked, node
+    if node.waits_for_slot:
+        node.waits_for_slot = False
+        counters.queued_resumes -= 1
+    node.is_parked = False
+    counters.parked -= 1
 
 
 def _ended(state: TreeState, e: Ended) -> None:
     node = state.nodes.pop(e.node)
-    assert not node.holds and not node.tickets, node
+    assert not node.holds and not node.tickets and not node.entries, node
     wallet = node.wallet
     if node.set_aside:
         wallet.end_reserve(node.set_aside)
@@ -316,8 +404,11 @@ def _ended(state: TreeState, e: Ended) -> None:
     counters = state.counters
     counters.open_spans -= 1
     if node.kind is _AGENT:
-        counters.active -= 1
         counters.released += 1
+        if node.is_parked:
+            _unpark(node, counters)
+        else:
+            counters.active -= 1
     parent = node.parent
     if parent is not None:
         parent.live_children -= 1
@@ -456,7 +547,7 @@ def _count_attempt(parent: Node, tool: str) -> None:
 
 # A row is what does not change by itself: the journal takes one of every live node and wallet at
 # each cut, so a row is a tuple, which costs a tenth of a dict and nothing at the next collection.
-_NODE_LINKS = ("parent", "kind", "wallet", "attempts", "holds", "tickets")
+_NODE_LINKS = ("parent", "kind", "wallet", "attempts", "holds", "tickets", "entries")
 _NODE_COLUMNS = tuple(name for name in attrs.fields_dict(Node) if name not in _NODE_LINKS)
 _WALLET_COLUMNS = tuple(name for name in attrs.fields_dict(Wallet) if name != "parent")
 _node_columns = attrgetter(*_NODE_COLUMNS)
@@ -472,6 +563,7 @@ def _node_row(node: Node) -> tuple[Any, ...]:
         None if attempts is None else dict(attempts),
         tuple(node.holds or ()),
         tuple(node.tickets or ()),
+        tuple(node.entries or ()),
         *_node_columns(node),
     )
 
@@ -485,7 +577,8 @@ def _plain_node(row: tuple[Any, ...]) -> dict[str, Any]:
     fields = dict(zip((*_NODE_LINKS, *_NODE_COLUMNS), row, strict=True))
     if fields["attempts"] is not None:
         fields["attempts"] = dict(fields["attempts"])
-    fields["holds"], fields["tickets"] = list(fields["holds"]), list(fields["tickets"])
+    for name in ("holds", "tickets", "entries"):
+        fields[name] = list(fields[name])
     return fields
 
 
@@ -497,6 +590,12 @@ _APPLY: dict[type, Callable[[TreeState, Any], None]] = {
     Opened: _opened,
     Admitted: _admitted,
     Refused: _refused,
+    EntryQueued: _entry_queued,
+    EntryLeft: _entry_left,
+    Parked: _parked,
+    ResumeQueued: _resume_queued,
+    ResumeLeft: _resume_left,
+    Resumed: _resumed,
     Queued: _queued,
     Left: _left,
     Held: _held,

@@ -27,6 +27,8 @@ from ._events import (
     CapChanged,
     Dispatched,
     Ended,
+    EntryLeft,
+    EntryQueued,
     Event,
     Held,
     HoldReleased,
@@ -34,96 +36,29 @@ from ._events import (
     MaxLowered,
     MaxRaised,
     Opened,
+    Parked,
     Queued,
     Refused,
     Restarted,
+    Resumed,
+    ResumeLeft,
+    ResumeQueued,
     Revoked,
     Settled,
     SlotLeft,
     SlotQueued,
     TrancheReleased,
 )
+from ._grant_order import GrantOrder
 from ._journal import Journal
+from ._leases import Entry, Hold, Lease, LeaseRequest, Stop, Ticket, Wake
 from ._prices import Price, PriceOf
-from ._receipts import Recorder, amount_of, line_for
+from ._receipts import amount_of, line_for
 from ._state import TreeState
 from ._wallet import UNBOUNDED, Unit, Wallet
 
-Wake = Callable[[], None]
-
 # Looked up once; see _state.py.
 _AGENT, _TOOL, _RUN = Kind.AGENT, Kind.TOOL, Kind.RUN
-
-
-@attrs.frozen
-class Stop:
-    """The ledger funds no further call. ``reason`` is the stop reason; ``refusal`` explains it."""
-
-    reason: str
-    refusal: RefusedError
-
-
-@attrs.define(eq=False, slots=True)
-class Lease:
-    """What one actor holds: its place, slot, wallet, span, and all calls it has open."""
-
-    id: int
-    node: Node
-    is_ended: bool = False
-    _recorder: Recorder | None = None
-
-    @property
-    def recorder(self) -> Recorder:
-        """What belongs on its receipt; made when the first thing does."""
-        if self._recorder is None:
-            self._recorder = Recorder()
-        return self._recorder
-
-    @property
-    def has_record(self) -> bool:
-        """Whether anything was recorded for it."""
-        return self._recorder is not None
-
-    @property
-    def path(self) -> str:
-        return self.node.path
-
-
-@attrs.define(eq=False, slots=True)
-class Hold:
-    """Money held for one call, until it is settled or released."""
-
-    id: int
-    lease: Lease
-    ask: Ask
-    # The output limit that the money pays for: what goes on the wire.
-    output_tokens: int
-    amount: int
-    progress: Progress
-    # True once the call slot is taken and the call counted.
-    is_dispatched: bool = False
-    # True once the request has left. Only then can it cost anything. Set by who sends it.
-    is_sent: bool = False
-    # Set when a limit on calls struck while this waited for a slot.
-    stop: Stop | None = None
-    on_slot: Wake | None = None
-
-    @property
-    def clamped_from(self) -> int | None:
-        return self.ask.output_tokens if self.output_tokens < self.ask.output_tokens else None
-
-
-@attrs.define(eq=False, slots=True)
-class Ticket:
-    """A place in a money queue. ``outcome`` is set before ``on_ready`` is called."""
-
-    id: int
-    lease: Lease
-    ask: Ask
-    # The wallet it queues on: its own, or one above that is over its lowered ceiling.
-    wallet: Wallet
-    outcome: Hold | Stop | None = None
-    on_ready: Wake | None = None
 
 
 class TreeLedger:
@@ -174,6 +109,12 @@ class TreeLedger:
         self._queues_below: dict[int, dict[int, None]] = {}
         # Holds that wait for a call slot, oldest first.
         self._slot_queue: OrderedDict[int, Hold] = OrderedDict()
+        # Whose turn it is for an agent's slot: entries and the nodes of parked leases.
+        self._line = GrantOrder()
+        self._entries: dict[int, Entry] = {}
+        self._resuming: dict[int, Lease] = {}
+        # Entries that cannot carve while calls wait for money on that wallet. They are not in line.
+        self._entries_behind: dict[int, dict[int, None]] = {}
         ceiling = UNBOUNDED if max is None else max
         released = ceiling if initial is None else initial
         self._record(
@@ -226,18 +167,27 @@ class TreeLedger:
         node = parent.node
         if tool is not None and max_attempts is not None:
             self._check_attempts(node, name, tool, max_attempts, at)
-        carve, least = cap, set_aside
+        carve, least = (None, set_aside)
         if cap is not None:
-            free = node.wallet.free
-            carve = cap if cap < free else free
-            # The reserve is set aside on the wallet that the node draws on: inside its own carve.
-            least = (cap if min_cap is None else min_cap) or 1
-            if least < set_aside:
-                least = set_aside
+            carve, least = _carve_sizes(node.wallet, cap, min_cap, set_aside)
         code = self._limit_in_the_way(node, kind, tool, carve, least)
         if code is not None:
             self._record(Refused(at, node.id, code, tool))
             raise self._why_not(code, node, name, cap, least)
+        return self._begin(node, name, kind, at, deadline, carve, set_aside, tool)
+
+    def _begin(
+        self,
+        node: Node,
+        name: str,
+        kind: Kind,
+        at: float,
+        deadline: float | None,
+        carve: int | None,
+        set_aside: int,
+        tool: str | None,
+        entry: int | None = None,
+    ) -> Lease:
         above = node.deadline
         if deadline is None or (above is not None and above < deadline):
             deadline = above
@@ -254,6 +204,7 @@ class TreeLedger:
                 carve,
                 set_aside,
                 tool,
+                entry,
             )
         )
         return Lease(lease_id, self._state.nodes[lease_id])
@@ -269,13 +220,21 @@ class TreeLedger:
             raise LedgerError(f"the lease of {node.path} has ended before")
         if node.live_children:
             raise LedgerError(f"{node.path} still has {node.live_children} children")
+        lease.takes_no_more = True
+        if node.entries:
+            for entry_id in list(node.entries):
+                self.leave_line(self._entries[entry_id], at)
         if node.tickets or node.holds:
             self._end_open_calls(node, at)
+        if node.waits_for_slot:
+            self._leave_line_of_resumes(node)
         lease.is_ended = True
         gives_back = node.owns_wallet or node.set_aside
         self._record(Ended(at, node.id, outcome))
         if gives_back and self._money_queues and node.parent is not None:
             self._rerun_upwards(node.parent.wallet, at)
+        if self._line:
+            self._rerun_line(at)
 
     def count_restart(self, lease: Lease, at: float) -> None:
         """Record that a supervised actor was started again under its lease."""
@@ -293,6 +252,185 @@ class TreeLedger:
             self.settle(hold, Ending.BROKEN if hold.is_sent else Ending.NOT_SENT, at)
         else:
             self.release(hold, at)
+
+    # --- waiting for an agent's slot -------------------------------------------------------------
+
+    def enter(
+        self, parent: Lease, request: LeaseRequest, at: float, *, max_attempts: int | None = None
+    ) -> Lease | Entry:
+        """Begin an agent's lease as ``admit`` does, or take a place in line for it.
+
+        An entry waits where the tree's ``admission`` is "wait" and every slot is taken, or where
+        calls wait for the money that it would carve. Slot, carve and tree counters are taken
+        together when its turn comes; the attempt of its tool counts at once.
+
+        Raises:
+            RefusedError: Waiting would not help, or is not allowed. Only counters changed.
+            LedgerError: ``parent`` has ended.
+        """
+        if parent.is_ended:
+            raise LedgerError(f"{parent.path} has ended; nothing can start below it")
+        node, tool = parent.node, request.tool
+        if tool is not None and max_attempts is not None:
+            self._check_attempts(node, request.name, tool, max_attempts, at)
+        lease = self._try_to_begin(node, request, at)
+        if isinstance(lease, Lease):
+            return lease
+        if request.kind is _AGENT and self._may_wait(lease, node):
+            return self._line_up(parent, request, at)
+        self._record(Refused(at, node.id, lease, tool))
+        raise self._why_no_start(lease, node, request)
+
+    def leave_line(self, entry: Entry, at: float) -> None:
+        """Leave the line without a trace. No effect on an entry that was answered."""
+        if self._entries.pop(entry.id, None) is None:
+            return
+        self._stand_aside(entry)
+        self._record(EntryLeft(at, entry.id))
+
+    def park(self, lease: Lease, at: float) -> None:
+        """Give an agent's slot to others while all it waits for are children.
+
+        Its lease, place and wallet stay. A parked agent that waits to resume stops waiting.
+        """
+        node = lease.node
+        assert node.kind is _AGENT and not lease.is_ended, node
+        if not node.is_parked:
+            self._record(Parked(at, node.id))
+            self._rerun_line(at)
+        elif node.waits_for_slot:
+            self._leave_line_of_resumes(node)
+            self._record(ResumeLeft(at, node.id))
+
+    def resume(self, lease: Lease, at: float) -> bool:
+        """Take a parked agent's slot back.
+
+        Returns:
+            True: it has one. False: it waits for one, before all starts of its run;
+            ``lease.on_slot`` is called when it has it.
+        """
+        node = lease.node
+        if not node.is_parked:
+            return True
+        if node.waits_for_slot:
+            return False
+        if not self._slots_are_taken():
+            self._record(Resumed(at, node.id))
+            return True
+        self._record(ResumeQueued(at, node.id))
+        self._resuming[node.id] = lease
+        self._line.add(node.id, run=_run_of(node), is_resume=True, depth=node.depth)
+        return False
+
+    def _may_wait(self, code: str, node: Node) -> bool:
+        """Whether a start that is refused for now is granted when others give something back."""
+        if self._state.caps.admission != "wait":
+            return False
+        if code == "cave_subagent_concurrency_limit":
+            return True
+        if code != "cave_subagent_wallet_unavailable" or self._admissions_are_used_up():
+            return False
+        # A wallet that funds nothing has nothing to wait for.
+        comes_back = self._slots_are_taken() or bool(node.wallet.queued)
+        return comes_back and node.wallet.blocked_by() is None
+
+    def _line_up(self, parent: Lease, request: LeaseRequest, at: float) -> Entry:
+        self._last_id += 1
+        entry = self._entries[self._last_id] = Entry(self._last_id, parent, request)
+        self._record(EntryQueued(at, entry.id, parent.id, request.name, request.tool))
+        self._stand_in_line(entry)
+        return entry
+
+    def _stand_in_line(self, entry: Entry) -> None:
+        node = entry.parent.node
+        if node.wallet.queued and entry.request.needs_money:
+            self._entries_behind.setdefault(node.wallet.id, {})[entry.id] = None
+        else:
+            depth = node.depth + 1
+            self._line.add(entry.id, run=_run_of(node), is_resume=False, depth=depth)
+
+    def _stand_aside(self, entry: Entry) -> None:
+        if entry.id in self._line:
+            self._line.drop(entry.id)
+            return
+        wallet_id = entry.parent.node.wallet.id
+        behind = self._entries_behind[wallet_id]
+        del behind[entry.id]
+        if not behind:
+            del self._entries_behind[wallet_id]
+
+    def _leave_line_of_resumes(self, node: Node) -> None:
+        self._line.drop(node.id)
+        del self._resuming[node.id]
+
+    def _rerun_line(self, at: float) -> None:
+        """Give free slots to whose turn it is, until there is none or nobody waits."""
+        while self._line and not self._slots_are_taken():
+            waiter = self._line.head()
+            entry = self._entries.get(waiter)
+            if entry is not None:
+                self._answer(entry, at)
+                continue
+            self._line.grant(waiter)
+            lease = self._resuming.pop(waiter)
+            self._record(Resumed(at, waiter))
+            _wake(lease.on_slot)
+
+    def _answer(self, entry: Entry, at: float) -> None:
+        """Begin, refuse or put off the start whose turn it is."""
+        node, request = entry.parent.node, entry.request
+        if entry.parent.takes_no_more or self.root.takes_no_more:
+            self.leave_line(entry, at)
+            _wake(entry.on_ready)
+            return
+        lease = self._try_to_begin(node, request, at, entry.id)
+        if isinstance(lease, Lease):
+            self._line.grant(entry.id)
+            entry.outcome = lease
+        elif node.wallet.queued and self._may_wait(lease, node):
+            # Calls wait for the money that it would carve: the turn goes to the next.
+            self._line.drop(entry.id)
+            self._stand_in_line(entry)
+            return
+        else:
+            self._line.drop(entry.id)
+            self._record(Refused(at, node.id, lease, request.tool, entry.id))
+            entry.outcome = self._why_no_start(lease, node, request)
+        del self._entries[entry.id]
+        _wake(entry.on_ready)
+
+    def _try_to_begin(
+        self, node: Node, request: LeaseRequest, at: float, entry: int | None = None
+    ) -> Lease | str:
+        """A lease, or the code of the limit in its way."""
+        carve, least = _sizes(node.wallet, request)
+        code = self._limit_in_the_way(node, request.kind, request.tool, carve, least)
+        if code is not None:
+            return code
+        seconds = request.seconds
+        return self._begin(
+            node,
+            request.name,
+            request.kind,
+            at,
+            None if seconds is None else at + seconds,
+            carve,
+            request.set_aside,
+            request.tool,
+            entry,
+        )
+
+    def _why_no_start(self, code: str, node: Node, request: LeaseRequest) -> RefusedError:
+        _, least = _sizes(node.wallet, request)
+        return self._why_not(code, node, request.name, request.cap, least)
+
+    def _slots_are_taken(self) -> bool:
+        return _is_full(self._state.caps.max_concurrent_subagents, self._state.counters.active)
+
+    def _admissions_are_used_up(self) -> bool:
+        return _is_full(self._state.caps.max_subagents, self._state.counters.admitted)
+
+    # --- what refuses a lease --------------------------------------------------------------------
 
     def _check_attempts(self, node: Node, name: str, tool: str, most: int, at: float) -> None:
         used = (node.attempts or {}).get(tool, 0)
@@ -330,10 +468,9 @@ class TreeLedger:
                 return "cave_subagent_wallet_unavailable"
         if is_agent:
             # A call that violates both limits counts as an invocation rejection only.
-            most, most_active = caps.max_subagents, caps.max_concurrent_subagents
-            if most is not None and counters.admitted >= most:
+            if self._admissions_are_used_up():
                 return "cave_subagent_invocation_limit"
-            if most_active is not None and counters.active >= most_active:
+            if self._slots_are_taken():
                 return "cave_subagent_concurrency_limit"
         return None
 
@@ -418,6 +555,8 @@ class TreeLedger:
         self._record(Left(at, ticket.id))
         # The one behind it may fit where it did not.
         self._rerun(ticket.wallet, at)
+        if self._line:
+            self._rerun_line(at)
 
     def dispatch(self, hold: Hold, at: float) -> bool | Stop:
         """Take a call slot and count the call, right before it is sent.
@@ -489,6 +628,8 @@ class TreeLedger:
         self._slot_queue.pop(hold.id, None)
         self._record(HoldReleased(at, hold.id))
         self._rerun_upwards(hold.lease.node.wallet, at)
+        if self._line:
+            self._rerun_line(at)
 
     def _decide(self, node: Node, ask: Ask, *, is_head: bool) -> int | Wallet | Stop:
         """The output tokens to fund, the wallet to wait on, or the stop. Changes nothing."""
@@ -566,6 +707,11 @@ class TreeLedger:
         if queue:
             return
         del self._money_queues[ticket.wallet.id]
+        for entry_id in self._entries_behind.pop(ticket.wallet.id, ()):
+            entry = self._entries[entry_id]
+            node = entry.parent.node
+            depth = node.depth + 1
+            self._line.add(entry_id, run=_run_of(node), is_resume=False, depth=depth)
         for up in _upwards(ticket.wallet):
             below = self._queues_below[up.id]
             del below[ticket.wallet.id]
@@ -582,6 +728,8 @@ class TreeLedger:
             if up.is_breached:
                 self._rerun_below(up, at)
             up = up.parent
+        if self._line:
+            self._rerun_line(at)
 
     def _rerun_upwards(self, wallet: Wallet, at: float) -> None:
         up: Wallet | None = wallet
@@ -593,6 +741,8 @@ class TreeLedger:
         """Re-run every queue on ``top`` and beneath it. O(those), whoever waits elsewhere."""
         for wallet_id in list(self._queues_below.get(top.id, ())):
             self._rerun(self._state.wallets[wallet_id], at)
+        if self._line:
+            self._rerun_line(at)
 
     def _rerun(self, wallet: Wallet, at: float) -> None:
         """Resolve tickets from the head of a wallet's queue until one has to stay."""
@@ -707,7 +857,7 @@ class TreeLedger:
         Raises:
             LedgerError: There is no such cap, or the value is out of range. Nothing changed.
         """
-        if name not in attrs.fields_dict(Caps):
+        if name not in attrs.fields_dict(Caps) or name == "admission":
             raise LedgerError(f"there is no cap {name!r}", code="cave_limit_invalid")
         if to is None and name == "max_depth":
             raise LedgerError("max_depth is always a number", code="cave_limit_invalid")
@@ -715,6 +865,7 @@ class TreeLedger:
             raise LedgerError(f"{name} is at least 1, not {to!r}", code="cave_limit_invalid")
         self._record(CapChanged(at, name, to))
         self._rerun_slots(at)
+        self._rerun_line(at)
 
     # --- looking at it ---------------------------------------------------------------------------
 
@@ -748,6 +899,18 @@ class TreeLedger:
             + [
                 {"path": h.lease.path, "waits_for": "call_slot", "on": "the tree"}
                 for h in self._slot_queue.values()
+            ]
+            + [
+                {
+                    "path": f"{e.parent.path}/{e.request.name}",
+                    "waits_for": "subagent_slot",
+                    "on": "the tree",
+                }
+                for e in self._entries.values()
+            ]
+            + [
+                {"path": lease.path, "waits_for": "subagent_slot", "on": "the tree"}
+                for lease in self._resuming.values()
             ],
         }
 
@@ -770,6 +933,7 @@ class TreeLedger:
         waiting = {i for i, hold in state.holds.items() if hold.waits_for_slot}
         assert set(self._slot_queue) == waiting, (self._slot_queue, waiting)
         assert state.counters.queued_slots == len(waiting), state.counters
+        self._check_line()
         self._check_nobody_waits_in_vain()
 
     def check_closed(self) -> None:
@@ -783,6 +947,21 @@ class TreeLedger:
         counters = state.counters
         assert counters.active == counters.calls_in_flight == 0, counters
         assert counters.queued_money == counters.queued_slots == 0, counters
+        assert counters.parked == counters.queued_entries == counters.queued_resumes == 0, counters
+
+    def _check_line(self) -> None:
+        state = self._state
+        assert set(self._entries) == set(state.entries), (self._entries, state.entries)
+        wanting = {node.id for node in state.nodes.values() if node.waits_for_slot}
+        assert set(self._resuming) == wanting, (self._resuming, wanting)
+        behind = [i for ids in self._entries_behind.values() for i in ids]
+        assert all(self._entries_behind.values()), self._entries_behind
+        for wallet_id in self._entries_behind:
+            assert state.wallets[wallet_id].queued, wallet_id
+        in_line = {i for i in (*self._entries, *self._resuming) if i in self._line}
+        assert len(in_line) == len(self._line), self._line
+        assert sorted([*in_line, *behind]) == sorted([*self._entries, *self._resuming]), behind
+        assert not self._line or self._slots_are_taken(), self._line
 
     def _check_nobody_waits_in_vain(self) -> None:
         for wallet_id, queue in self._money_queues.items():
@@ -807,6 +986,7 @@ class TreeLedger:
             "children": node.live_children,
             "open_calls": len(node.holds or ()),
             "waiting": len(node.tickets or ()),
+            "parked": node.is_parked,
         }
 
     def _wallet_view(self, wallet: Wallet) -> dict[str, Any]:
@@ -903,6 +1083,32 @@ class TreeLedger:
 def refusal_row(refused: RefusedError) -> Refusal:
     """What a receipt keeps of a refusal."""
     return Refusal(code=refused.code, message=str(refused))
+
+
+def _carve_sizes(wallet: Wallet, cap: int, min_cap: int | None, set_aside: int) -> tuple[int, int]:
+    """What a carve of at most ``cap`` gets right now, and the least that is worth a start."""
+    free = wallet.free
+    # The reserve is set aside on the wallet that the node draws on: inside its own carve.
+    least = (cap if min_cap is None else min_cap) or 1
+    return min(cap, free), max(least, set_aside)
+
+
+def _sizes(wallet: Wallet, request: LeaseRequest) -> tuple[int | None, int]:
+    if request.cap is None:
+        return None, request.set_aside
+    return _carve_sizes(wallet, request.cap, request.min_cap, request.set_aside)
+
+
+def _run_of(node: Node) -> int:
+    """The node right below the root that this one belongs to: a top-level run."""
+    while node.parent is not None and node.parent.parent is not None:
+        node = node.parent
+    return node.id
+
+
+def _wake(waiter: Wake | None) -> None:
+    if waiter is not None:
+        waiter()
 
 
 def _upwards(wallet: Wallet | None) -> Iterator[Wallet]:

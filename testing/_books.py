@@ -146,6 +146,9 @@ class Place:
     attempts: dict[str, int] = attrs.field(factory=dict[str, int])
     children: list[Place] = attrs.field(factory=list["Place"])
     is_open: bool = True
+    is_parked: bool = False
+    # Its actor is being stopped: what waits to start below it is not started any more.
+    takes_no_more: bool = False
 
     def total(self, unit: Unit) -> int:
         own = self.own_usd if unit == "usd" else self.own_tokens
@@ -166,6 +169,35 @@ class Request:
     account: Account
 
 
+@attrs.define(eq=False)
+class Waiter:
+    """A start that waits in line, or a parked agent that wants its slot back."""
+
+    # The parent of what is to start, or the parked agent.
+    place: Place
+    # What is to start; None: a resume.
+    start: Mapping[str, Any] | None
+
+    @property
+    def run(self) -> int:
+        """The top-level run it belongs to: the older, the smaller."""
+        place = self.place
+        while place.parent is not None and place.parent.parent is not None:
+            place = place.parent
+        return place.id
+
+    def rank(self, number: int) -> tuple[int, int, int]:
+        """Its place within its run: resumes first, then the deeper, then the earlier."""
+        if self.start is None:
+            return 0, -self.place.depth, number
+        return 1, -self.place.depth - 1, number
+
+    @property
+    def needs_money(self) -> bool:
+        start = self.start
+        return start is not None and (start["cap"] is not None or start["set_aside"] > 0)
+
+
 class Books:
     """What must be so, from the events alone."""
 
@@ -181,6 +213,13 @@ class Books:
         # Ticket ids per wallet and hold ids, in the order of their arrival.
         self.queues: dict[int, list[int]] = {}
         self.slots: list[int] = []
+        # Who waits for an agent's slot, by the number of the entry or of the parked node.
+        self.line: dict[int, Waiter] = {}
+        # What the start that is asked for just now is to begin with.
+        self.starting: Mapping[str, Any] = {}
+        self.grants = 0
+        # Grants to others since each waiting run had one, or could have had its first.
+        self.passed: dict[int, int] = {}
         # Outcomes of tickets and slot waiters that are not waiting any more.
         self.verdicts: dict[int, Verdict] = {}
         self.want = Want("open")
@@ -196,7 +235,17 @@ class Books:
 
     @property
     def active(self) -> int:
-        return sum(p.is_open and p.kind is Kind.AGENT for p in self.places.values())
+        return sum(
+            p.is_open and p.kind is Kind.AGENT and not p.is_parked for p in self.places.values()
+        )
+
+    @property
+    def parked(self) -> int:
+        return sum(p.is_open and p.is_parked for p in self.places.values())
+
+    @property
+    def entries(self) -> list[int]:
+        return [number for number, waiter in self.line.items() if waiter.start is not None]
 
     @property
     def in_flight(self) -> int:
@@ -307,6 +356,59 @@ class Books:
                 return "cave_subagent_concurrency_limit"
         return None
 
+    # --- whose turn it is ------------------------------------------------------------------------
+
+    def slots_of_agents_are_full(self) -> bool:
+        most = self.caps.max_concurrent_subagents
+        return most is not None and self.active >= most
+
+    def may_wait(self, code: str, parent: Place) -> bool:
+        """Section "Admission": a full tree, or a wallet on which calls wait, is waited for."""
+        if self.caps.admission != "wait":
+            return False
+        if code == "cave_subagent_concurrency_limit":
+            return True
+        if any(
+            up.is_revoked or up.is_breached or up.is_over_target for up in parent.account.upwards()
+        ):
+            return False
+        most = self.caps.max_subagents
+        if code != "cave_subagent_wallet_unavailable" or (most and self.admitted >= most):
+            return False
+        return self.slots_of_agents_are_full() or bool(self.queues.get(parent.account.id))
+
+    def could_go(self, waiter: Waiter) -> bool:
+        """Whether it stands in the way of those behind it: nobody waits for its money first."""
+        return not (waiter.needs_money and self.queues.get(waiter.place.account.id))
+
+    def is_turn_of(self, number: int) -> bool:
+        """Whether a free slot may be given to this waiter now."""
+        waiter = self.line[number]
+        able = {i: w for i, w in self.line.items() if self.could_go(w)}
+        of_run = {i: w for i, w in able.items() if w.run == waiter.run}
+        is_first_of_run = min(of_run, key=lambda i: of_run[i].rank(i)) == number
+        is_of_oldest = waiter.run == min(w.run for w in able.values())
+        # The eighth goes by waiting time, which is judged by how long anybody is passed over.
+        return is_first_of_run and (is_of_oldest or (self.grants + 1) % 8 == 0)
+
+    def grant(self, number: int) -> None:
+        """Give the waiter the slot: it must be its turn, and nobody may have starved."""
+        assert self.is_turn_of(number), (number, self.line)
+        assert not self.slots_of_agents_are_full()
+        self.grants += 1
+        run = self.line.pop(number).run
+        able = {w.run for w in self.line.values() if self.could_go(w)}
+        self.passed = {r: self.passed.get(r, 0) + 1 for r in able if r != run}
+        runs = len(able | {run})
+        assert all(passed <= 8 * runs for passed in self.passed.values()), self.passed
+        self.seen.add("granted from the line")
+
+    def why_not_now(self, waiter: Waiter) -> str | None:
+        start = waiter.start
+        assert start is not None
+        asked = {name: start[name] for name in ("cap", "min_cap", "set_aside", "tool")}
+        return self.why_not(waiter.place, start["kind"], **asked, max_attempts=None)
+
     def charge(self, call: Call) -> tuple[int, int, str, tuple[int, int], tuple[int, int]]:
         """Section 4: USD, tokens, basis, and [low, high] of each."""
         ending, answered = self._ending_of(call)
@@ -415,11 +517,18 @@ class Books:
         carve: int | None,
         set_aside: int,
         tool: str | None,
+        entry: int | None,
     ) -> None:
-        assert self.want == ("admit", parent), self.want
         above = self.places[parent]
         assert above.is_open
-        if tool is not None:
+        if entry is not None:
+            waiter = self.line[entry]
+            assert waiter.place is above and not above.takes_no_more
+            assert self.why_not_now(waiter) is None
+            self.grant(entry)
+        else:
+            assert self.want == ("admit", parent), self.want
+        if tool is not None and entry is None:
             above.attempts[tool] = above.attempts.get(tool, 0) + 1
         account = above.account
         if carve is not None:
@@ -446,10 +555,61 @@ class Books:
             self.tool_calls += 1
             above.tool_calls += 1
 
-    def _see_Refused(self, at: float, parent: int, code: str, tool: str | None) -> None:
+    def _see_EntryQueued(
+        self, at: float, entry: int, parent: int, name: str, tool: str | None
+    ) -> None:
         assert self.want == ("admit", parent), self.want
-        self.seen.add(code)
+        above = self.places[parent]
+        waiter = Waiter(above, self.starting)
+        code = self.why_not_now(waiter)
+        assert code is not None and self.may_wait(code, above), code
         if tool is not None:
+            above.attempts[tool] = above.attempts.get(tool, 0) + 1
+        self.line[entry] = waiter
+
+    def _see_EntryLeft(self, at: float, entry: int) -> None:
+        waiter = self.line.pop(entry)
+        its_own = self.want in (("leave_line", entry), ("end", waiter.place.id))
+        assert its_own or waiter.place.takes_no_more, self.want
+
+    def _see_Parked(self, at: float, node: int) -> None:
+        assert self.want == ("park", node), self.want
+        self.places[node].is_parked = True
+
+    def _see_ResumeQueued(self, at: float, node: int) -> None:
+        assert self.want == ("resume", node), self.want
+        assert self.slots_of_agents_are_full()
+        self.line[node] = Waiter(self.places[node], None)
+
+    def _see_ResumeLeft(self, at: float, node: int) -> None:
+        assert self.want == ("park", node), self.want
+        del self.line[node]
+
+    def _see_Resumed(self, at: float, node: int) -> None:
+        place = self.places[node]
+        assert place.is_open and place.is_parked
+        if node in self.line:
+            self.grant(node)
+        else:
+            assert self.want == ("resume", node), self.want
+            assert not self.slots_of_agents_are_full()
+        place.is_parked = False
+        self.peak = max(self.peak, self.active)
+
+    def _see_Refused(
+        self, at: float, parent: int, code: str, tool: str | None, entry: int | None
+    ) -> None:
+        self.seen.add(code)
+        if entry is not None:
+            waiter = self.line[entry]
+            assert self.is_turn_of(entry), (entry, self.line)
+            assert self.why_not_now(waiter) == code, code
+            assert not self.could_go(waiter) or not self.slots_of_agents_are_full()
+            del self.line[entry]
+            self.seen.add("refused from the line")
+        else:
+            assert self.want == ("admit", parent), self.want
+        if tool is not None and entry is None:
             attempts = self.places[parent].attempts
             attempts[tool] = attempts.get(tool, 0) + 1
         if code == "cave_subagent_invocation_limit":
@@ -589,6 +749,8 @@ class Books:
         assert self.want == ("end", node), self.want
         place = self.places[node]
         assert place.is_open and not place.live_children
+        assert not any(w.place is place and w.start is not None for w in self.line.values())
+        self.line.pop(node, None)
         assert not any(call.node == node for call in self.calls.values())
         assert not any(request.node == node for request in self.requests.values())
         place.is_open = False
@@ -667,6 +829,8 @@ class Books:
             verdict = self.decide(place, request.ask, request.rate, ticket=queue[0])
             assert verdict == ("wait", request.account.id), (queue[0], verdict)
         assert not self.slots or self.slots_are_full()
+        if any(self.could_go(waiter) for waiter in self.line.values()):
+            assert self.slots_of_agents_are_full(), self.line
 
     def _compare_wallets(self, ledger: TreeLedger) -> None:
         wallets = ledger.state.wallets
@@ -731,6 +895,9 @@ class Books:
                 "live_children": node.live_children,
                 "calls": (node.model_calls, node.tool_calls),
                 "holds": list(node.holds or ()),
+                "entries": list(node.entries or ()),
+                "is_parked": node.is_parked,
+                "waits_for_slot": node.waits_for_slot,
             }
             must_be = {
                 "path": place.path,
@@ -744,6 +911,9 @@ class Books:
                 "live_children": place.live_children,
                 "calls": (place.model_calls, place.tool_calls),
                 "holds": [i for i, call in self.calls.items() if call.node == place.id],
+                "entries": [i for i in self.entries if self.line[i].place is place],
+                "is_parked": place.is_parked,
+                "waits_for_slot": node.id in self.line,
             }
             assert is_so == must_be, (node.path, _differences(is_so, must_be))
 
@@ -753,9 +923,9 @@ class Books:
             "runs": self.runs,
             "admitted": self.admitted,
             "active": self.active,
-            "parked": 0,
+            "parked": self.parked,
             "peak": self.peak,
-            "released": self.admitted - self.active,
+            "released": self.admitted - self.active - self.parked,
             "invocation_rejections": self.invocation_rejections,
             "concurrency_rejections": self.concurrency_rejections,
             "other_rejections": self.refusals,
@@ -765,6 +935,8 @@ class Books:
             "peak_calls": self.peak_calls,
             "queued_slots": len(self.slots),
             "queued_money": len(self.requests),
+            "queued_entries": len(self.entries),
+            "queued_resumes": len(self.line) - len(self.entries),
             "open_spans": len(self.open_places()),
             "restarts": self.restarts,
         }

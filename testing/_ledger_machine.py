@@ -26,10 +26,12 @@ from treewarden.ledgers import (
     Ask,
     Caps,
     Ending,
+    Entry,
     Event,
     Hold,
     Kind,
     Lease,
+    LeaseRequest,
     Outcome,
     Price,
     Stop,
@@ -62,6 +64,7 @@ caps_at_first = st.builds(
     max_concurrent_calls=st.sampled_from([None, 1, 2]),
     max_model_calls=st.none() | st.integers(1, 8),
     max_tool_calls=st.none() | st.integers(1, 3),
+    admission=st.sampled_from(["reject", "wait", "wait"]),
 )
 asks = st.builds(
     Ask,
@@ -180,6 +183,10 @@ class LedgerMachine(RuleBasedStateMachine):
         # How often each ticket and slot waiter was told.
         self.told: dict[int, int] = {}
         self.slots_told: dict[int, int] = {}
+        # Entries by their number, and how often each was told; the same of parked agents.
+        self.entries: dict[int, Entry] = {}
+        self.entries_told: dict[int, int] = {}
+        self.resumes_told: dict[int, int] = {}
         # The state after the last step, and whether that step was judged to the end.
         self.plain: dict[str, Any] = {}
         self.is_sound = False
@@ -336,6 +343,9 @@ class LedgerMachine(RuleBasedStateMachine):
             tool=tool,
             max_attempts=max_attempts,
         )
+        if kind is Kind.AGENT and deadline is None and self.books.caps.admission == "wait":
+            self.enter_one(parent, expected, cap, min_cap, set_aside, tool, max_attempts)
+            return
         grant = None if cap is None else min(cap, self.books.free(parent.account))
         at = self.now("admit", parent.id)
         try:
@@ -362,6 +372,99 @@ class LedgerMachine(RuleBasedStateMachine):
         assert lease.node.owns_wallet == (cap is not None)
         assert lease.node.started_at == at
         self.leases[lease.id] = lease
+
+    def enter_one(
+        self,
+        parent: Place,
+        expected: str | None,
+        cap: int | None,
+        min_cap: int | None,
+        set_aside: int,
+        tool: str | None,
+        max_attempts: int | None,
+    ) -> None:
+        """Start an agent below ``parent``, or line up for it."""
+        waits = expected is not None and self.books.may_wait(expected, parent)
+        request = LeaseRequest("x", Kind.AGENT, cap, min_cap, set_aside, None, tool)
+        at = self.now("admit", parent.id)
+        self.books.starting = attrs.asdict(request)
+        try:
+            got = self.ledger.enter(self.leases[parent.id], request, at, max_attempts=max_attempts)
+        except RefusedError as refused:
+            assert refused.code == expected and not waits, (refused.code, expected)
+            self.assert_only_counted(parent)
+            self.assert_is_told(refused, parent.path)
+            return
+        if isinstance(got, Entry):
+            assert waits, expected
+            self.entries[got.id] = got
+            self.entries_told[got.id] = 0
+            got.on_ready = partial(self.answered, got)
+        else:
+            assert expected is None, expected
+            self.leases[got.id] = got
+
+    def answered(self, entry: Entry) -> None:
+        """An entry is told; by then it must be able to read what came of it."""
+        self.entries_told[entry.id] += 1
+        outcome = entry.outcome
+        if isinstance(outcome, Lease):
+            self.leases[outcome.id] = outcome
+        elif outcome is not None:
+            self.assert_is_told(outcome, entry.parent.path)
+        else:
+            assert entry.parent.takes_no_more
+
+    @precondition(lambda self: self.books.entries)
+    @rule(which=few)
+    def leave_line(self, which: int) -> None:
+        entry = self.entries[self.books.entries[which % len(self.books.entries)]]
+        self.ledger.leave_line(entry, self.now("leave_line", entry.id))
+        assert entry.id not in self.books.line
+        assert self.entries_told[entry.id] == 0
+
+    @property
+    def agents(self) -> list[Place]:
+        return [place for place in self.places if place.kind is Kind.AGENT]
+
+    @precondition(lambda self: self.agents)
+    @rule(which=few)
+    def park(self, which: int) -> None:
+        place = self.agents[which % len(self.agents)]
+        was = place.is_parked, place.id in self.books.line
+        self.ledger.park(self.leases[place.id], self.now("park", place.id))
+        assert place.is_parked and place.id not in self.books.line
+        if was == (True, False):
+            self.assert_nothing_changed()
+
+    @precondition(lambda self: self.books.parked)
+    @rule(which=few)
+    def resume(self, which: int) -> None:
+        parked = [place for place in self.agents if place.is_parked]
+        place = parked[which % len(parked)]
+        was_in_line = place.id in self.books.line
+        lease = self.leases[place.id]
+        lease.on_slot = partial(self.resumed, place.id)
+        if self.ledger.resume(lease, self.now("resume", place.id)):
+            assert not place.is_parked
+        else:
+            assert place.id in self.books.line
+            if was_in_line:
+                self.assert_nothing_changed()
+            else:
+                self.resumes_told[place.id] = 0
+
+    def resumed(self, node: int) -> None:
+        assert not self.books.places[node].is_parked
+        self.resumes_told[node] += 1
+
+    @precondition(lambda self: self.books.entries)
+    @rule(which=few)
+    def stop_taking(self, which: int) -> None:
+        """Its actor is stopped: it is not ended yet, but starts nothing more."""
+        entry = self.entries[self.books.entries[which % len(self.books.entries)]]
+        entry.parent.takes_no_more = True
+        self.books.places[entry.parent.id].takes_no_more = True
 
     def assert_only_counted(self, parent: Place) -> None:
         """W5: a refusal moves its own counters and nothing else."""
@@ -630,7 +733,7 @@ class LedgerMachine(RuleBasedStateMachine):
         to=st.none() | st.integers(0, 5),
     )
     def set_cap(self, name: str, to: int | None) -> None:
-        is_lawful = name in attrs.fields_dict(Caps) and to != 0
+        is_lawful = name in attrs.fields_dict(Caps) and to != 0 and name != "admission"
         # Depth is never without a limit: a tree that deep is a loop.
         is_lawful = is_lawful and not (name == "max_depth" and to is None)
         at = self.now("set_cap", 0)
@@ -689,6 +792,7 @@ class LedgerMachine(RuleBasedStateMachine):
         base = None if journal.base is None else json.loads(json.dumps(journal.base))
         assert json.dumps(fold(journal.tail, onto=base).plain()) == state
         waiting = sum(len(queue) for queue in self.books.queues.values())
+        waiting += len(self.books.entries)
         most = max(self.keep, 4 * (len(self.places) + len(self.open_holds) + waiting)) + 1
         assert len(journal.tail) <= most + 4
 
@@ -708,6 +812,18 @@ class LedgerMachine(RuleBasedStateMachine):
             if hold_id in self.books.slots:
                 assert self.slots_told[hold_id] == 0
 
+    @invariant()
+    def everyone_in_line_is_told_once(self) -> None:
+        for number, told in self.entries_told.items():
+            if number in self.books.line:
+                assert told == 0
+            assert told <= 1
+            assert told or self.entries[number].outcome is None
+        for node, told in self.resumes_told.items():
+            assert told <= 1
+            if node in self.books.line:
+                assert told == 0
+
     def play(self, history: History) -> None:
         """Run through a history that is written down, and close."""
         for name, values in history:
@@ -724,13 +840,15 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def close(self) -> None:
         """End everything, children first: then nothing is left (W6)."""
-        for place in sorted(self.places, key=lambda p: -p.id):
-            self.end_one(place, Outcome.CANCELLED)
+        while places := self.places:  # an end may let begin what has waited
+            leaf = max((p for p in places if not p.live_children), key=lambda p: p.id)
+            self.end_one(leaf, Outcome.CANCELLED)
             self.books_agree()
         self.the_journal_folds_to_the_state()
         self.everyone_is_told_once()
         self.ledger.check_closed()
         assert not self.books.requests and not self.books.calls and not self.books.slots
+        assert not self.books.line
 
 
 class UsdMachine(LedgerMachine):
