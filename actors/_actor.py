@@ -59,6 +59,8 @@ class Actor:
     error: BaseException | None = None
     # Live children by lease id, in start order. None: it never had one.
     children: dict[int, Actor] | None = None
+    # Called once, synchronously, right before the lease is given back.
+    on_ending: Callable[[Actor], None] | None = None
     # Called once, synchronously, when the lease is given back.
     on_end: Callable[[Actor], None] | None = None
     # Set when the last child is gone, while the actor waits for that.
@@ -79,6 +81,7 @@ class Actor:
             return
         if self.stop_asked is None:
             self.stop_asked = StopAsked(kind, reason)
+        self.lease.takes_no_more = True
         if self.children:
             for child in reversed(list(self.children.values())):
                 child.stop(kind, reason)

@@ -23,6 +23,7 @@ from treewarden.ledgers import (
     Ending,
     Hold,
     Kind,
+    LeaseRequest,
     ModelCard,
     Outcome,
     Progress,
@@ -62,6 +63,7 @@ from treewarden.protocols import (
 )
 
 from ._actor import Actor, StopKind
+from ._admission import Admission
 from ._definitions import Agent, Output, Subagent, ToolCallback
 from ._gates import (
     Blocked,
@@ -77,6 +79,7 @@ from ._gates import (
 from ._limits import Funding
 from ._models import Auto, Brief, Model, ModelSession
 from ._schemas import Mismatch, plain_json
+from ._slot import Slot, slot_of
 from ._tools import ToolRun
 
 if TYPE_CHECKING:
@@ -201,6 +204,8 @@ class Invocation:
         self._text: list[str] = []
         self._halt = Halt("complete", "")
         self._output: Any = None
+        # What it gives back while it waits for children; None: there is nothing to give back.
+        self.slot: Slot | None = None
         self._started_ns = 0
 
     # Set at the first step.
@@ -214,6 +219,7 @@ class Invocation:
     async def __call__(self, actor: Actor) -> None:
         """Run until the answer is there or a limit says stop."""
         self._actor = actor
+        self.slot = slot_of(actor)
         self._started_ns = actor.root.clock.wall_ns()
         if self.settings.tell is not None:
             self.settings.tell(RunStarted(actor.path, self.run_id, self.agent.id))
@@ -473,11 +479,32 @@ class Invocation:
                 decision = await self._approved(decision, self.settings.approve)
             decisions.append(decision)
         if runs_side_by_side(decisions):
-            pending = [self._begin(decision) for decision in decisions]
-            results = [await waiting.wait() for waiting in pending]
+            results = await self._results_of([self._begin(decision) for decision in decisions])
         else:
-            results = [await self._begin(decision).wait() for decision in decisions]
+            results = []
+            for decision in decisions:
+                results += await self._results_of([self._begin(decision)])
         self.messages.append(Message("tool", tuple(results)))
+
+    async def _results_of(self, calls: list[_PendingCall]) -> list[ToolResult]:
+        """Wait for calls that have begun, without the slot where it may go to others meanwhile."""
+        if self.slot is not None:
+            self.slot.let_calls_run()
+        results = [await self._result_of(call) for call in calls]
+        if self.slot is not None:
+            await self.slot.take_results()
+        return results
+
+    async def _result_of(self, pending: _PendingCall) -> ToolResult:
+        if pending.admission is not None:
+            try:
+                pending.actor = await pending.admission.wait()
+            except RefusedError as refused:
+                self._note_refusal(pending, refused)
+        if pending.actor is not None:
+            await pending.actor.wait()
+        assert pending.result is not None, pending
+        return pending.result
 
     async def _approved(
         self, decision: RunTool | Delegate | Refuse, approve: ToolCallback
@@ -504,18 +531,25 @@ class Invocation:
                 case RunTool():
                     run = ToolRun(decision, self.settings, lambda r: self._answer(pending, r))
                     pending.actor = run.start(self._actor)
+                    if self.slot is not None:
+                        self.slot.began(pending.actor)
                 case Delegate():
-                    pending.actor = self._delegate(decision, pending)
+                    pending.admission = self._delegate(decision, pending)
+                    if self.slot is not None:
+                        self.slot.began(pending, waits=True)
                 case Refuse():
                     blocked = decision.blocked
                     recorder.refusals.append(Refusal(code=blocked.code, message=blocked.message))
                     self._refuse(pending, blocked.text)
         except RefusedError as refused:
-            recorder.refusals.append(refusal_row(refused))
-            self._refuse(pending, str(refused))
+            self._note_refusal(pending, refused)
         return pending
 
-    def _delegate(self, decision: Delegate, pending: _PendingCall) -> Actor:
+    def _note_refusal(self, pending: _PendingCall, refused: RefusedError) -> None:
+        self._actor.lease.recorder.refusals.append(refusal_row(refused))
+        self._refuse(pending, str(refused))
+
+    def _delegate(self, decision: Delegate, pending: _PendingCall) -> Admission:
         item, root = decision.subagent, self._actor.root
         agent = item.agent
         cap, min_cap = _wallet_of(item, root.ledger.unit, self._actor.path)
@@ -531,18 +565,26 @@ class Invocation:
             child.conclude(actor)
             self._answer(pending, child.as_tool_result(decision.call))
 
-        return root.start(
-            self._actor,
+        request = LeaseRequest(
             item.name,
-            child,
-            kind=Kind.AGENT,
-            on_end=on_end,
-            seconds=item.timeout_seconds,
+            Kind.AGENT,
             cap=cap,
             min_cap=min_cap,
+            seconds=item.timeout_seconds,
             tool=item.name,
+        )
+        return root.enter(
+            self._actor,
+            request,
+            child,
+            on_ending=lambda _: self._wait_no_longer_for(pending),
+            on_end=on_end,
             max_attempts=item.max_calls,
         )
+
+    def _wait_no_longer_for(self, call: object) -> None:
+        if self.slot is not None:
+            self.slot.over(call)
 
     def _refuse(self, pending: _PendingCall, why: str) -> None:
         call = pending.call
@@ -552,6 +594,7 @@ class Invocation:
         """A call has its result: the only place where it gets one."""
         assert pending.result is None, pending
         pending.result = result
+        self._wait_no_longer_for(pending.actor if pending.admission is None else pending)
         if result.is_error:
             self._actor.lease.recorder.count_tool_error(result.name)
         if self.settings.tell is not None:
@@ -668,13 +711,9 @@ class _PendingCall:
     call: ToolCall
     # What it waits for; None where it was refused.
     actor: Actor | None = None
+    # The way to that actor, where it is a subagent.
+    admission: Admission | None = None
     result: ToolResult | None = None
-
-    async def wait(self) -> ToolResult:
-        if self.actor is not None:
-            await self.actor.wait()
-        assert self.result is not None, self
-        return self.result
 
 
 class _OutputProblem(TreewardenError):

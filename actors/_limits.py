@@ -115,6 +115,9 @@ class Limits:
         max_concurrent_calls: Provider calls in flight at the same time.
         max_model_calls, max_tool_calls: Over the whole tree, taken when a call is dispatched.
         deadline: How long the run may take, in seconds or as a timedelta. An instant for all below.
+        admission: What a subagent does that finds every slot taken: "reject" refuses it, "wait" has
+            it wait for its turn, and then a parent gives its own slot to others while all that it
+            waits for are children. Totals and depth refuse in both.
 
     Raises:
         UsageError: With the contract's code; nothing was started.
@@ -136,9 +139,13 @@ class Limits:
         deadline: float | timedelta | None = None,
         idle_timeout: Any = _UNSET,
         min_call_seconds: Any = _UNSET,
-        admission: Literal["reject"] = "reject",
+        admission: Literal["reject", "wait"] = "reject",
     ) -> None:
-        _check_not_yet(idle_timeout, min_call_seconds, admission)
+        _check_not_yet(idle_timeout, min_call_seconds)
+        if admission not in ("reject", "wait"):
+            raise UsageError(
+                f'admission is {admission!r}. Use "reject" or "wait".', code="cave_option_invalid"
+            )
         caps = Caps(
             max_runs=_count(max_runs, "max_runs", "cave_run_limit_invalid"),
             max_depth=_depth(max_depth),
@@ -157,6 +164,7 @@ class Limits:
                 max_model_calls, "max_model_calls", "cave_max_model_calls_invalid"
             ),
             max_tool_calls=_count(max_tool_calls, "max_tool_calls", "cave_max_tool_calls_invalid"),
+            admission=admission,
         )
         self.__attrs_init__(  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
             caps, seconds(deadline, "deadline")
@@ -210,7 +218,7 @@ def _depth(value: Any) -> int:
     return value
 
 
-def _check_not_yet(idle_timeout: Any, min_call_seconds: Any, admission: Any) -> None:
+def _check_not_yet(idle_timeout: Any, min_call_seconds: Any) -> None:
     later = {"idle_timeout": idle_timeout, "min_call_seconds": min_call_seconds}
     for name, value in later.items():
         if value is not _UNSET:
@@ -218,8 +226,3 @@ def _check_not_yet(idle_timeout: Any, min_call_seconds: Any, admission: Any) -> 
                 f"{name}= is not available yet. Leave it out; deadline= is kept.",
                 code="cave_option_unavailable",
             )
-    if admission != "reject":
-        raise UsageError(
-            f'admission={admission!r} is not available yet: a full tree rejects. Use "reject".',
-            code="cave_option_unavailable",
-        )

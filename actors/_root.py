@@ -7,6 +7,7 @@ caller does (``async with``, ``await``, dropping, cancelling) only signals and w
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 import threading
@@ -17,10 +18,11 @@ import anyio
 import anyio.lowlevel
 import attrs
 
-from treewarden.ledgers import Kind, Outcome, TreeLedger
+from treewarden.ledgers import Kind, Lease, LeaseRequest, Outcome, TreeLedger
 from treewarden.protocols import JournalFailed, SupervisorCancelled, TreeCrashed, UsageError
 
 from ._actor import Actor, StopKind, to_the_end
+from ._admission import Admission
 from ._clock import Clock, loop_teller, running_backend
 from ._deadlines import Deadlines
 from ._lifecycle import Moment, State, after
@@ -104,11 +106,16 @@ class RootSupervisor:
         Safe to call twice, and from any task of the loop. A caller that is cancelled meanwhile
         stays to the end, so that nobody goes on beside a tree that is still closing.
         """
-        self.is_closing = True
+        self.stop_admitting()
         for actor in reversed(list((self.top.children or {}).values())):
             actor.stop(StopKind.CLOSED, reason)
         self._close_asked.set()
         await to_the_end(self._wait_until_closed)
+
+    def stop_admitting(self) -> None:
+        """Start nothing more, not even what waits for its turn."""
+        self.is_closing = True
+        self.ledger.root.takes_no_more = True
 
     def lose_journal(self, cause: Exception) -> None:
         """End all that runs, because what happens is not written down any more.
@@ -117,7 +124,7 @@ class RootSupervisor:
         a request looks here first.
         """
         self.journal_failure = JournalFailed(cause)
-        self.is_closing = True
+        self.stop_admitting()
         for actor in reversed(list((self.top.children or {}).values())):
             actor.stop(StopKind.CLOSED, self.journal_failure.message)
 
@@ -188,17 +195,16 @@ class RootSupervisor:
         A task makes its first step in the next turn of the loop, whatever cancels it; what has not
         made one after two turns was cancelled natively and never will.
         """
-        self.is_closing = True
+        self.stop_admitting()
         for _ in range(2):
             await anyio.lowlevel.cancel_shielded_checkpoint()
         lost = [a for a in self.top.below() if a.state is State.ADMITTED]
         if lost:
             self.failure = SupervisorCancelled("root", tuple(a.path for a in lost))
         for actor in reversed(lost):
-            actor.state = after(actor.state, Moment.LOST)
-            assert actor.task is not None, actor
-            actor.task.coro.close()
-            self._end(actor)
+            if actor.task is not None:
+                actor.task.coro.close()
+            self._end_unstarted(actor)
 
     def _shut_books(self) -> None:
         self._group = None
@@ -232,14 +238,7 @@ class RootSupervisor:
             RefusedError: Nothing was started.
             UsageError: The tree is closed, or belongs to another loop.
         """
-        self.require_owner()
-        group = self._group
-        if self.journal_failure is not None:
-            raise self.journal_failure
-        if group is None or self.is_closing or parent.state in (State.STOPPING, State.ENDED):
-            raise UsageError(
-                f"{parent.path} is closing; nothing can start below it.", code="cave_tree_closed"
-            )
+        self._require_open(parent)
         now = self.clock.monotonic()
         lease = self.ledger.admit(
             parent.lease,
@@ -253,18 +252,97 @@ class RootSupervisor:
             max_attempts=max_attempts,
         )
         actor = Actor(self, lease, parent, body, on_end=on_end)
-        parent.adopt(actor)
+        self._launch(actor)
+        return actor
+
+    def enter(
+        self,
+        parent: Actor,
+        request: LeaseRequest,
+        body: Body,
+        *,
+        on_ending: Callable[[Actor], None] | None = None,
+        on_end: Callable[[Actor], None] | None = None,
+        max_attempts: int | None = None,
+    ) -> Admission:
+        """Start an actor below ``parent`` as soon as the tree has room for it.
+
+        Args:
+            on_ending, on_end: Called synchronously right before and after its lease is given back.
+
+        Raises:
+            RefusedError: Nothing was started, and waiting would not help or is not allowed.
+            UsageError: The tree is closed, or belongs to another loop.
+        """
+        self._require_open(parent)
+        now = self.clock.monotonic()
+        got = self.ledger.enter(parent.lease, request, now, max_attempts=max_attempts)
+        admission = Admission(self)
+        if isinstance(got, Lease):
+            admission.actor = actor = Actor(
+                self, got, parent, body, on_ending=on_ending, on_end=on_end
+            )
+            self._launch(actor)
+            return admission
+        admission.entry = got
+
+        def answered() -> None:
+            # In the middle of a ledger's transaction, which must not be asked for anything now.
+            if isinstance(got.outcome, Lease):
+                admission.actor = actor = Actor(
+                    self, got.outcome, parent, body, on_ending=on_ending, on_end=on_end
+                )
+                self._launch_later(actor)
+            elif got.outcome is None:
+                admission.entry = None
+            admission.tell()
+
+        got.on_ready = answered
+        return admission
+
+    def _require_open(self, parent: Actor) -> None:
+        self.require_owner()
+        if self.journal_failure is not None:
+            raise self.journal_failure
+        is_over = parent.state in (State.STOPPING, State.ENDED)
+        if self._group is None or self.is_closing or is_over:
+            raise UsageError(
+                f"{parent.path} is closing; nothing can start below it.", code="cave_tree_closed"
+            )
+
+    def _launch(self, actor: Actor) -> None:
+        """Give an actor that has a lease its place below its parent, and its task."""
         try:
-            self._set_deadline(actor, group)
-            actor.task = group.create_task(frame(actor, body), name=lease.node.path)
+            self._run_task(actor)
         except BaseException:
-            actor.state = after(actor.state, Moment.LOST)
-            self._end(actor)
+            self._end_unstarted(actor)
             raise
+
+    def _launch_later(self, actor: Actor) -> None:
+        """``_launch`` in the middle of somebody else's transaction, where no lease can be ended."""
+        try:
+            self._run_task(actor)
+        except Exception as error:
+            actor.error = error
+            self.signal(functools.partial(self._end_unstarted, actor))
+
+    def _run_task(self, actor: Actor) -> None:
+        group = self._group
+        assert actor.parent is not None, actor
+        actor.parent.adopt(actor)
+        assert group is not None, actor
+        self._set_deadline(actor, group)
+        actor.task = group.create_task(frame(actor, actor.body), name=actor.lease.node.path)
         if self.journal_failure is not None:
             # Its own admission could not be written.
             actor.stop(StopKind.CLOSED, self.journal_failure.message)
-        return actor
+
+    def _end_unstarted(self, actor: Actor) -> None:
+        """End an actor whose task never made a step. No effect on one that has ended."""
+        if actor.state is State.ENDED:
+            return
+        actor.state = after(actor.state, Moment.LOST)
+        self._end(actor)
 
     def _set_deadline(self, actor: Actor, group: TaskGroup) -> None:
         # Only a deadline of its own is watched: an inherited one strikes the ancestor that has it,
@@ -285,7 +363,10 @@ class RootSupervisor:
             return
         if raised is not None:
             # The program is ending: what is below cannot be waited for, only be given back.
-            for child in reversed(actor.below()):
+            below = actor.below()
+            for ending in (actor, *below):
+                ending.lease.takes_no_more = True
+            for child in reversed(below):
                 child.state = State.ENDED
                 self._end(child)
         actor.state = after(after(actor.state, Moment.BODY_OVER), Moment.CHILDREN_GONE)
@@ -293,6 +374,8 @@ class RootSupervisor:
 
     def _end(self, actor: Actor) -> None:
         try:
+            if actor.on_ending is not None:
+                actor.on_ending(actor)
             self.ledger.end(actor.lease, actor.outcome, self.clock.monotonic())
             if actor.on_end is not None:
                 actor.on_end(actor)

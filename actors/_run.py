@@ -371,4 +371,5 @@ def _with_shorthands(
         max_model_calls=caps.max_model_calls,
         max_tool_calls=caps.max_tool_calls,
         deadline=None if limits is None else limits.deadline_seconds,
+        admission=caps.admission,
     )

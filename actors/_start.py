@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from treewarden.ledgers import Kind, Unit, Wallet
+from treewarden.ledgers import Kind, LeaseRequest, Unit, Wallet
 from treewarden.protocols import Message, RunError, RunEvent, UsageError, user
 
 from ._actor import Actor, StopKind, current_actor, to_the_end
+from ._admission import Admission
 from ._agent import Invocation, Result, RunSettings
 from ._clock import Clock
 from ._conversation import Conversation, fingerprint_of, require_conversation
@@ -25,6 +26,8 @@ from ._open_tree import OpenTree, set_ceiling
 
 if TYPE_CHECKING:
     from treewarden.ledgers import Event
+
+    from ._slot import Slot
 
 
 Prompt: TypeAlias = str | Iterable[Message]
@@ -67,7 +70,11 @@ class Start:
         self._clock, self._seed, self._journal = clock, seed, journal
         self._resume_from = resume_from
         self._is_own_tree = False
+        self._admission: Admission | None = None
         self._actor: Actor | None = None
+        # Where this run is a child: the agent's slot, and which of its calls waits for this run.
+        self._slot_above: Slot | None = None
+        self._resting: Actor | None = None
         self._invocation: Invocation | None = None
         # What on_event raised first.
         self._listener_error: Exception | None = None
@@ -83,6 +90,7 @@ class Start:
             raise
         finally:
             await self.finish()
+        await self.let_caller_go_on()
         return self.take()
 
     async def begin(
@@ -109,15 +117,47 @@ class Start:
             if tree is None:
                 tree = await self._open_own_tree(unit) if above is None else _tree_of(above)
             self._tree = tree
-            self._start_actor(tree, above, model, history, tell, on_over)
+            self._enter(tree, above, model, history, tell, on_over)
+            self._rest_caller(above)
+            assert self._admission is not None, self
+            self._actor = await self._admission.wait()
         except BaseException:
-            self._end_conversation(None)
-            await self.finish()
+            await self._give_up()
             raise
         assert self._actor is not None, self
         assert self._invocation is not None, self
         tree.root.closes_when_empty = tree.root.closes_when_empty or self._is_own_tree
         return self._actor, self._invocation
+
+    async def _give_up(self) -> None:
+        """The run did not start, or whoever asked for it was cancelled before it was told so."""
+        admission = self._admission
+        if admission is not None:
+            await admission.give_up("the caller of run was cancelled")
+        if admission is None or admission.actor is None:
+            self._end_conversation(None)
+        self._wake_caller()
+        await self.finish()
+
+    # --- what the caller does meanwhile ----------------------------------------------------------
+
+    def _rest_caller(self, above: Actor | None) -> None:
+        """From here to the run's end the actor that asked for it only waits."""
+        agent = _invocation_above(above)
+        if agent is not None and agent.slot is not None:
+            assert above is not None, self
+            self._slot_above, self._resting = agent.slot, _call_of(agent, above)
+            self._slot_above.rest(self._resting)
+
+    def _wake_caller(self) -> None:
+        resting, self._resting = self._resting, None
+        if resting is not None and self._slot_above is not None:
+            self._slot_above.wake(resting)
+
+    async def let_caller_go_on(self) -> None:
+        """Return when the agent that this run was called in has its slot back."""
+        if self._slot_above is not None:
+            await self._slot_above.wait()
 
     async def finish(self) -> None:
         """Close the tree if it was opened for this run alone; who is cancelled stays to the end."""
@@ -171,8 +211,10 @@ class Start:
                 on_event(event)
             except Exception as error:
                 self._listener_error = error
-                assert self._actor is not None, self  # no event comes before the first step
-                self._actor.stop(StopKind.CANCELLED, f"on_event raised {error!r}")
+                admission = self._admission
+                assert admission is not None, self  # no event comes before the first step
+                assert admission.actor is not None, self
+                admission.actor.stop(StopKind.CANCELLED, f"on_event raised {error!r}")
 
         return tell
 
@@ -217,7 +259,7 @@ class Start:
         self._is_own_tree = True
         return tree
 
-    def _start_actor(
+    def _enter(
         self,
         tree: OpenTree,
         above: Actor | None,
@@ -251,14 +293,14 @@ class Start:
 
         self._invocation = invocation
         own_deadline = None if self._is_own_tree or self._limits is None else self._limits
-        self._actor = tree.root.start(
-            parent,
+        request = LeaseRequest(
             self._agent.id,
-            invocation,
-            kind=Kind.RUN if above is None else Kind.AGENT,
-            on_end=on_end,
-            seconds=None if own_deadline is None else own_deadline.deadline_seconds,
+            Kind.RUN if above is None else Kind.AGENT,
             cap=self._budget.max if carves and self._budget is not None else None,
+            seconds=None if own_deadline is None else own_deadline.deadline_seconds,
+        )
+        self._admission = tree.root.enter(
+            parent, request, invocation, on_ending=lambda _: self._wake_caller(), on_end=on_end
         )
 
     def _end_conversation(self, invocation: Invocation | None) -> None:
@@ -374,6 +416,13 @@ def _invocation_above(actor: Actor | None) -> Invocation | None:
             return actor.body
         actor = actor.parent
     return None
+
+
+def _call_of(agent: Invocation, actor: Actor) -> Actor:
+    """The running call of ``agent`` that ``actor`` belongs to; its own actor for its loop."""
+    while actor.body is not agent and actor.parent is not None and actor.parent.body is not agent:
+        actor = actor.parent
+    return actor
 
 
 def _messages_of(prompt: Any) -> list[Message]:

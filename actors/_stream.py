@@ -100,6 +100,8 @@ class RunStream:
         traceback: TracebackType | None,
     ) -> None:
         await self.aclose()
+        if exc is None:
+            await self._start.let_caller_go_on()
 
     def __aiter__(self) -> RunStream:
         return self

@@ -115,6 +115,7 @@ async def _let_it_strike(actor: Actor) -> None:
 async def _outlive_children(actor: Actor) -> None:
     """A parent's end is not the end before everything below it has ended."""
     asked = actor.stop_asked or StopAsked(StopKind.CLOSED, f"{actor.path} has ended")
+    actor.lease.takes_no_more = True
     children = list((actor.children or {}).values())
     for child in reversed(children):
         child.stop(asked.kind, asked.reason)

@@ -21,6 +21,7 @@ from typing import Any
 from local_model.running import LocalModel, LocalModelNotInstalled
 
 import treewarden as tw
+from treewarden.protocols import ToolResult
 from treewarden.testing import Reply, ScriptedModel, ScriptedRequest
 
 HEIGHTS_M = {"oak": 25, "birch": 20, "spruce": 40, "yew": 15}
@@ -45,8 +46,15 @@ def desk_script(request: ScriptedRequest) -> Reply:
             ("look_up", {"task": "How high does an oak grow? Use the tool."}),
         ]
         return Reply("Three jobs.", tool_calls=jobs)
-    answers = [(result.name, json.loads(result.content)) for result in request.tool_results]
-    return Reply("\n".join(f"{name}: {answer['text'].strip()}" for name, answer in answers))
+    return Reply("\n".join(f"{r.name}: {answer_of(r)}" for r in request.tool_results))
+
+
+def answer_of(result: ToolResult) -> str:
+    """What an agent answered, or in words why it did not."""
+    if result.is_error:
+        return f"no answer ({result.content})"
+    text: str = json.loads(result.content)["text"]
+    return text.strip()
 
 
 def build_tree(model: Any, desk: Any) -> tw.Agent:
@@ -130,7 +138,8 @@ def main() -> int:
         return 1
     for wire, result in results.items():
         show(f"local model over the {wire} wire", result)
-    return 0 if all(result.complete for result in results.values()) else 1
+    parts = [part for result in results.values() for part in result.receipt.walk()]
+    return 1 if any(part.error_code for part in parts) else 0
 
 
 if __name__ == "__main__":

@@ -81,8 +81,6 @@ def test_a_deadline_is_a_number_or_a_timedelta() -> None:
         ({"idle_timeout": 5}, "idle_timeout= is not available yet. Leave it out"),
         ({"idle_timeout": None}, "idle_timeout= is not available yet"),
         ({"min_call_seconds": 1}, "min_call_seconds= is not available yet"),
-        ({"admission": "wait"}, "admission='wait' is not available yet.*Use \"reject\""),
-        ({"admission": "queue"}, "admission='queue'"),
     ],
 )
 def test_what_is_not_available_yet_is_said_and_not_ignored(
@@ -91,8 +89,10 @@ def test_what_is_not_available_yet_is_said_and_not_ignored(
     assert limit_refusal(advice, **option) == "cave_option_unavailable"
 
 
-def test_to_reject_is_what_a_full_tree_does() -> None:
+def test_to_reject_is_what_a_full_tree_does_unless_it_is_told_to_wait() -> None:
     assert tw.Limits(admission="reject") == tw.Limits()
+    assert tw.Limits(admission="wait").caps.admission == "wait"
+    assert limit_refusal('admission is .queue.*Use "reject" or "wait"', admission="queue")
 
 
 @pytest.mark.parametrize(

@@ -208,6 +208,8 @@ def check_closed(witness: Witness) -> None:
     assert root.held == root.carved == root.set_aside == root.queued == 0, root
     assert counters.active == counters.calls_in_flight == 0, counters
     assert counters.queued_slots == counters.queued_money == counters.open_spans == 0, counters
+    assert counters.parked == counters.queued_entries == counters.queued_resumes == 0, counters
+    assert state.entries == {}
     assert fold(witness.journal).plain() == state.plain()
 
 
