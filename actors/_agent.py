@@ -481,7 +481,7 @@ class Invocation:
         if runs_side_by_side(decisions):
             results = await self._results_of([self._begin(decision) for decision in decisions])
         else:
-            results = []
+            results = list[ToolResult]()
             for decision in decisions:
                 results += await self._results_of([self._begin(decision)])
         self.messages.append(Message("tool", tuple(results)))

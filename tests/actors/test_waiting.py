@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import anyio
-import anyio.to_thread
 import attrs
 import pytest
 
