@@ -11,6 +11,7 @@ import math
 import sys
 import threading
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
@@ -30,6 +31,11 @@ from ._supervisor import Body, frame
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
+
+tree_observer: ContextVar[Callable[[RootSupervisor], None] | None] = ContextVar(
+    "treewarden_tree_observer", default=None
+)
+"""Told of every tree that is opened, before it is; for tests that look for what is left behind."""
 
 _CLEAN_UP_SECONDS = 5.0
 """How long closing connections may take once everything else is over."""
@@ -86,6 +92,8 @@ class RootSupervisor:
             SupervisorCancelled: Its task was cancelled natively before its first step.
         """
         root = cls(ledger, clock)
+        if (observe := tree_observer.get()) is not None:
+            observe(root)
         if journal is not None:
             journal.on_failure = root.lose_journal
         root._host = Host.take(root)

@@ -136,6 +136,10 @@ class TrioTime(trio.abc.Clock, trio.abc.Instrument):
         self._runner.clock = _ResumedClock(self._real_time, now=self._timeline.now)
         trio.lowlevel.remove_instrument(self)
 
+    def watch_steps(self, before_step: Callable[[object], None]) -> None:
+        """Call ``before_step`` with each task of the run, beside trio's own, before its step."""
+        trio.lowlevel.add_instrument(_StepWatch(before_step))
+
     def start_clock(self) -> None:
         self._runner = _inside.GLOBAL_RUN_CONTEXT.runner
 
@@ -208,6 +212,17 @@ class TrioTime(trio.abc.Clock, trio.abc.Instrument):
             return await async_fn(*args)
         assert self.deadlock is not None, "only a deadlock cancels the program"
         raise self.deadlock
+
+
+class _StepWatch(trio.abc.Instrument):
+    """Tells of each step. What it raises, trio would log and forget, so it must not raise."""
+
+    def __init__(self, before_step: Callable[[object], None]) -> None:
+        self._before_step = before_step
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        if not task.name.startswith("<"):
+            self._before_step(task)
 
 
 def _waits_for_io() -> bool:
