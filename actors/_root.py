@@ -76,6 +76,8 @@ class RootSupervisor:
         self._ready = anyio.Event()
         self._closed = anyio.Event()
         self._host: Host | None = None
+        # The tree's own task, from when it is started on its host.
+        self.task: anyio.TaskHandle[None] | None = None
 
     # --- opening and closing -----------------------------------------------------------------
 
@@ -134,6 +136,11 @@ class RootSupervisor:
         if self._host is not None:
             await self._host.wait_if_leaving()
 
+    @property
+    def has_lived(self) -> bool:
+        """True once its own task has made a step, or will never make one."""
+        return self._ready.is_set()
+
     async def live(self) -> None:
         """The body of the tree's own task."""
         try:
@@ -184,6 +191,8 @@ class RootSupervisor:
 
         Nothing was started in it: there was no group to start it in.
         """
+        if self.task is not None:
+            self.task.coro.close()
         self.failure = SupervisorCancelled("treewarden host", ("the task of the tree",))
         self._shut_books()
         self.is_closing = self.is_closed = True
@@ -416,8 +425,11 @@ class Host:
             host._launch()
         host._trees[tree] = None
         if host._group is not None:
-            host._group.start_soon(tree.live)
+            host._start(tree, host._group)
         return host
+
+    def _start(self, tree: RootSupervisor, group: TaskGroup) -> None:
+        tree.task = group.create_task(tree.live(), name="treewarden tree")
 
     async def wait_if_leaving(self) -> None:
         """Return when the host is gone, if nobody needs it any more."""
@@ -448,10 +460,26 @@ class Host:
             async with anyio.create_task_group() as group:
                 self._group = group
                 for tree in self._trees:
-                    group.start_soon(tree.live)
-                await self._idle.wait()
+                    self._start(tree, group)
+                try:
+                    await self._idle.wait()
+                except anyio.get_cancelled_exc_class():
+                    await self._lose_what_never_started()
+                    raise
         finally:
             self._end()
+
+    async def _lose_what_never_started(self) -> None:
+        """Tell whoever waits for a tree that it will never be open.
+
+        At once, and not only when the others have ended: an actor of another tree may be the one
+        who waits. As with actors, what has not made a step after two turns never will.
+        """
+        for _ in range(2):
+            await anyio.lowlevel.cancel_shielded_checkpoint()
+        for tree in [tree for tree in self._trees if not tree.has_lived]:
+            del self._trees[tree]
+            tree.lose()
 
     def _end(self, _: object = None) -> None:
         """Nothing runs on it any more. No effect when called again."""

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from inspect import CORO_CREATED, getcoroutinestate
+from types import CoroutineType
 from typing import Any, cast, final
 
 import anyio
@@ -99,6 +101,8 @@ class Interruption:
         # two. Made in the loop.
         self._scopes: list[anyio.CancelScope] = []
         self._hit: Hit | None = None
+        # What a task would have run that was cancelled before its first step.
+        self._never_ran: Coroutine[Any, Any, object] | None = None
         # The second time comes a few steps after the first: not the same number each time.
         again = attempt.instant + 1 + attempt.instant % 3
         self._strikes = [attempt.instant, again][: attempt.times] if attempt.instant else []
@@ -120,6 +124,9 @@ class Interruption:
             self.broken.append(f"it does not end: {stuck}")
             for tree in self._census.trees:
                 self.broken.extend(map(str, leaks_of_tree(tree)))
+        finally:
+            if self._never_ran is not None:
+                self._never_ran.close()
         self.broken.extend(self._wrong_endings())
         self.broken.extend(self._collateral_damage())
 
@@ -214,6 +221,7 @@ class Interruption:
             return None
         task = cast("asyncio.Task[object]", victim)
         self.hit_name = f"{task.get_name()}, which was at {place(task.get_coro())}"
+        self._never_ran = _unstarted(task)
         actor = self._actor_of(task.get_name())
         if actor is None:
             return Hit(task, None, had_started=True, others=[], below=set())
@@ -272,6 +280,21 @@ def _was_drawn_in(actor: Actor) -> bool:
     if asked is None:
         return False
     return asked.kind is StopKind.NATIVE or asked.reason == "the tree was cancelled"
+
+
+def _unstarted(task: asyncio.Task[object]) -> Coroutine[Any, Any, object] | None:
+    """What a task of an anyio group will run with its first step; None if it has begun.
+
+    Python warns of a coroutine that never ran. anyio leaves it at that for its own tasks, and here
+    it is what was asked for.
+    """
+    wrapper = task.get_coro()
+    if not isinstance(wrapper, CoroutineType) or getcoroutinestate(wrapper) != CORO_CREATED:
+        return None
+    frame = wrapper.cr_frame
+    assert frame is not None, "it has not begun, so it is not over"
+    handle: object = frame.f_locals.get("self")
+    return cast("Coroutine[Any, Any, object] | None", getattr(handle, "coro", None))
 
 
 def _cancellations() -> tuple[type[BaseException], ...]:
