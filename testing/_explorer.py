@@ -19,6 +19,7 @@ def explore_cancellations(
     seed: int | None = None,
     allowed: tuple[type[BaseException], ...] = (),
     patience: float = 0.25,
+    max_violations: int | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Exploration:
     """Run ``scenario`` once undisturbed, and then once for each of its instants, cancelling there.
@@ -44,6 +45,7 @@ def explore_cancellations(
             that of seed 0.
         allowed: What else the scenario may raise.
         patience: Real seconds that threads and processes which are about to end may take.
+        max_violations: Stop when so many are found. None: go through all instants.
         on_progress: Called after each run with how many are done, and of how many.
 
     Raises:
@@ -70,6 +72,8 @@ def explore_cancellations(
         attempts = _attempts(backend, kinds, times, seen.instants)
         plan.extend((a, limit) for a in attempts if _is_chosen(a.instant, chosen, every))
     for done, (attempt, limit) in enumerate(plan, start=1):
+        if max_violations is not None and len(exploration.violations) >= max_violations:
+            break
         if judged(attempt, limit).was_reached:
             exploration.count(attempt)
         if on_progress is not None:

@@ -174,14 +174,25 @@ class Interruption:
             return
         self._steps += 1
         if not self.attempt.instant:
+            self._check_books()
             self.instants.append(Instant(tuple(self._aims(task))))
         elif self._steps in self._strikes:
+            self._check_books()
             self._strike(task)
         if self._limit is not None and self._steps > self._limit:
             for scope in self._scopes:
                 scope.cancel()
             if running_backend() == "asyncio":
                 raise Runaway(self._steps)
+
+    def _check_books(self) -> None:
+        """Every ledger's invariants hold between two steps. The first that does not is told."""
+        for tree in self._census.trees:
+            try:
+                tree.ledger.check()
+            except AssertionError as error:
+                if not self.broken:
+                    self.broken.append(f"before step {self._steps} the books are wrong: {error}")
 
     # --- striking ------------------------------------------------------------------------------
 

@@ -57,6 +57,9 @@ class _Inside(Protocol):
     _r: random.Random
 
 
+_MOST_STANDSTILLS = 20
+"""How often the clean-up after a deadlock may stand still before the run is broken off."""
+
 _inside = cast("_Inside", import_module("trio._core._run"))
 
 
@@ -107,7 +110,8 @@ class TrioTime(trio.abc.Clock, trio.abc.Instrument):
         self._program = trio.CancelScope()
         # The deadlock that ended the program.
         self.deadlock: DeadlockError | None = None
-        # True once the program stands still with nothing left to cancel.
+        # How often it stood still since; and True once there is nothing left to cancel.
+        self._standstills = 0
         self._gives_up = False
 
     @staticmethod
@@ -182,7 +186,9 @@ class TrioTime(trio.abc.Clock, trio.abc.Instrument):
         shields = [scope for scope in self._scopes() if scope.shield]
         for scope in shields:
             scope.shield = False
-        self._gives_up = not shields
+        # Clean-up that is wanted to the end shields itself again each time.
+        self._standstills += 1
+        self._gives_up = not shields or self._standstills > _MOST_STANDSTILLS
 
     def _tasks(self) -> Iterator[tuple[str, object]]:
         for task in self._runner.tasks:

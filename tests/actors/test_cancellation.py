@@ -335,7 +335,7 @@ def test_a_tool_that_cancels_its_own_task_with_its_last_step_harms_nobody_else()
 
 
 def test_who_opens_a_tree_is_told_when_it_never_starts_beside_one_that_is_open() -> None:
-    """The other tree's actor is the one who waits for it, so the host cannot wait for that actor."""
+    """The one who waits is an actor of the other tree, so the host cannot wait for that actor."""
     errors: list[BaseException] = []
     model = ScriptedModel(hands_out(("detach", {})))
 
