@@ -34,6 +34,7 @@ from ._models import auto as auto
 from ._models import model as model
 from ._models import price_book as price_book
 from ._root import RootSupervisor as RootSupervisor
+from ._root import tree_observer as tree_observer
 from ._run import Tree as Tree
 from ._run import open_tree as open_tree
 from ._run import run as run

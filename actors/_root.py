@@ -12,6 +12,7 @@ import math
 import sys
 import threading
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
@@ -32,6 +33,11 @@ from ._supervisor import Body, frame
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
+
+tree_observer: ContextVar[Callable[[RootSupervisor], None] | None] = ContextVar(
+    "treewarden_tree_observer", default=None
+)
+"""Told of every tree that is opened, before it is; for tests that look for what is left behind."""
 
 _CLEAN_UP_SECONDS = 5.0
 """How long closing connections may take once everything else is over."""
@@ -72,6 +78,8 @@ class RootSupervisor:
         self._ready = anyio.Event()
         self._closed = anyio.Event()
         self._host: Host | None = None
+        # The tree's own task, from when it is started on its host.
+        self.task: anyio.TaskHandle[None] | None = None
 
     # --- opening and closing -----------------------------------------------------------------
 
@@ -88,6 +96,8 @@ class RootSupervisor:
             SupervisorCancelled: Its task was cancelled natively before its first step.
         """
         root = cls(ledger, clock)
+        if (observe := tree_observer.get()) is not None:
+            observe(root)
         if journal is not None:
             journal.on_failure = root.lose_journal
         root._host = Host.take(root)
@@ -132,6 +142,11 @@ class RootSupervisor:
         await self._closed.wait()
         if self._host is not None:
             await self._host.wait_if_leaving()
+
+    @property
+    def has_lived(self) -> bool:
+        """True once its own task has made a step, or will never make one."""
+        return self._ready.is_set()
 
     async def live(self) -> None:
         """The body of the tree's own task."""
@@ -183,6 +198,8 @@ class RootSupervisor:
 
         Nothing was started in it: there was no group to start it in.
         """
+        if self.task is not None:
+            self.task.coro.close()
         self.failure = SupervisorCancelled("treewarden host", ("the task of the tree",))
         self._shut_books()
         self.is_closing = self.is_closed = True
@@ -491,8 +508,11 @@ class Host:
             host._launch()
         host._trees[tree] = None
         if host._group is not None:
-            host._group.start_soon(tree.live)
+            host._start(tree, host._group)
         return host
+
+    def _start(self, tree: RootSupervisor, group: TaskGroup) -> None:
+        tree.task = group.create_task(tree.live(), name="treewarden tree")
 
     async def wait_if_leaving(self) -> None:
         """Return when the host is gone, if nobody needs it any more."""
@@ -523,10 +543,26 @@ class Host:
             async with anyio.create_task_group() as group:
                 self._group = group
                 for tree in self._trees:
-                    group.start_soon(tree.live)
-                await self._idle.wait()
+                    self._start(tree, group)
+                try:
+                    await self._idle.wait()
+                except anyio.get_cancelled_exc_class():
+                    await self._lose_what_never_started()
+                    raise
         finally:
             self._end()
+
+    async def _lose_what_never_started(self) -> None:
+        """Tell whoever waits for a tree that it will never be open.
+
+        At once, and not only when the others have ended: an actor of another tree may be the one
+        who waits. As with actors, what has not made a step after two turns never will.
+        """
+        for _ in range(2):
+            await anyio.lowlevel.cancel_shielded_checkpoint()
+        for tree in [tree for tree in self._trees if not tree.has_lived]:
+            del self._trees[tree]
+            tree.lose()
 
     def _end(self, _: object = None) -> None:
         """Nothing runs on it any more. No effect when called again."""

@@ -120,6 +120,15 @@ class AsyncioTime:
         assert not self._parts._ready, "a callback would be lost"
         self._parts._ready = PermutedReady(seed)
 
+    def watch_steps(self, before_step: Callable[[object], None]) -> None:
+        """Call ``before_step`` with each task of the loop right before it makes a step."""
+        ready = self._parts._ready
+        if not isinstance(ready, PermutedReady):
+            watched = PermutedReady(None)
+            watched.extend(ready)
+            self._parts._ready = ready = watched
+        ready.before_step = before_step
+
     def time(self) -> float:
         return self._timeline.now
 

@@ -1,5 +1,7 @@
 """A ready queue for asyncio that lets tasks take their steps in an order drawn from a seed.
 
+It can also tell of every step before it is taken.
+
 Which orders are fair? asyncio promises that callbacks run in the order they were scheduled in,
 and much is built on it: a transport schedules ``connection_made``, then the reading of its socket,
 then the waking of whoever asked for it; a future's callbacks run in the order they were added; a
@@ -21,21 +23,23 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import count, groupby
 from weakref import WeakKeyDictionary
 
 
 class PermutedReady(deque[asyncio.Handle]):
-    """Takes the place of a loop's ready queue; equal seeds give equal orders.
+    """Takes the place of a loop's ready queue; equal seeds give equal orders, None asyncio's own.
 
     The loop runs one batch per iteration: it counts the queue, then pops that many. Nothing runs
     between the count and the first pop, so the first pop sees the whole batch and permutes it.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int | None) -> None:
         super().__init__()
-        self._random = random.Random(seed)
+        self._random = None if seed is None else random.Random(seed)
+        # Called with each task right before it makes a step.
+        self.before_step: Callable[[object], None] | None = None
         # How many handles of the present batch have not been popped.
         self._left = 0
         # In which order tasks were first seen ready, which is the order they were started in.
@@ -43,31 +47,39 @@ class PermutedReady(deque[asyncio.Handle]):
         self._births = count()
 
     def popleft(self) -> asyncio.Handle:
+        if self._random is not None:
+            self._permute_a_new_batch(self._random)
+        handle = super().popleft()
+        if self.before_step is not None and not handle.cancelled():
+            task = _task_of(handle)
+            if task is not None:
+                self.before_step(task)
+        return handle
+
+    def _permute_a_new_batch(self, random: random.Random) -> None:
         if self._left <= 0:
             self._left = len(self)
-            self._permute()
+            batch = list(self)
+            self.clear()
+            for _, peers in groupby(batch, key=_peers):
+                self.extend(self._shuffled(list(peers), random))
         self._left -= 1
-        return super().popleft()
 
-    def _permute(self) -> None:
-        batch = list(self)
-        self.clear()
-        for _, peers in groupby(batch, key=_peers):
-            self.extend(self._shuffled(list(peers)))
-
-    def _shuffled(self, peers: list[asyncio.Handle]) -> Iterable[asyncio.Handle]:
+    def _shuffled(
+        self, peers: list[asyncio.Handle], random: random.Random
+    ) -> Iterable[asyncio.Handle]:
         steps: dict[asyncio.Task[object], list[asyncio.Handle]] = {}
         for handle in peers:
             task = _task_of(handle)
             if task is None:
-                self._random.shuffle(peers)
+                random.shuffle(peers)
                 return peers
             self._birth.setdefault(task, next(self._births))
             steps.setdefault(task, []).append(handle)
         # anyio keeps the tasks of a scope in a set, so those cancelled together become ready in the
         # order of their addresses. Sorting first makes the result a function of the seed alone.
         tasks = sorted(steps, key=self._birth.__getitem__)
-        self._random.shuffle(tasks)
+        random.shuffle(tasks)
         return [handle for task in tasks for handle in steps[task]]
 
 

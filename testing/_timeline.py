@@ -117,6 +117,10 @@ class Threads:
     def outside(self) -> Outside:
         return max(map(self._outside, threading.enumerate()))
 
+    def working(self) -> list[threading.Thread]:
+        """Those that came since and have work, or never say whether they do."""
+        return [t for t in threading.enumerate() if self._outside(t) is Outside.WORKING]
+
     def _outside(self, thread: threading.Thread) -> Outside:
         if type(thread).__module__ == "anyio._backends._asyncio":
             worker = cast("_AnyioWorker", thread)
@@ -144,10 +148,10 @@ MACHINERY = ("anyio.", "asyncio.", "trio.", __name__.rpartition(".")[0] + ".")
 
 def places(tasks: Iterable[tuple[str, object]]) -> tuple[str, ...]:
     """One line for each of these (name, coroutine): where it waits."""
-    return tuple(sorted(f"{name}: {_place(coroutine)}" for name, coroutine in tasks))
+    return tuple(sorted(f"{name}: {place(coroutine)}" for name, coroutine in tasks))
 
 
-def _place(awaitable: object) -> str:
+def place(awaitable: object) -> str:
     """The innermost line of a suspended coroutine that is not the machinery's, if there is one."""
     ours, innermost = None, "not started"
     while awaitable is not None:

@@ -57,6 +57,9 @@ class _Inside(Protocol):
     _r: random.Random
 
 
+_MOST_STANDSTILLS = 20
+"""How often the clean-up after a deadlock may stand still before the run is broken off."""
+
 _inside = cast("_Inside", import_module("trio._core._run"))
 
 
@@ -107,7 +110,8 @@ class TrioTime(trio.abc.Clock, trio.abc.Instrument):
         self._program = trio.CancelScope()
         # The deadlock that ended the program.
         self.deadlock: DeadlockError | None = None
-        # True once the program stands still with nothing left to cancel.
+        # How often it stood still since; and True once there is nothing left to cancel.
+        self._standstills = 0
         self._gives_up = False
 
     @staticmethod
@@ -135,6 +139,10 @@ class TrioTime(trio.abc.Clock, trio.abc.Instrument):
     def detach(self) -> None:
         self._runner.clock = _ResumedClock(self._real_time, now=self._timeline.now)
         trio.lowlevel.remove_instrument(self)
+
+    def watch_steps(self, before_step: Callable[[object], None]) -> None:
+        """Call ``before_step`` with each task of the run, beside trio's own, before its step."""
+        trio.lowlevel.add_instrument(_StepWatch(before_step))
 
     def start_clock(self) -> None:
         self._runner = _inside.GLOBAL_RUN_CONTEXT.runner
@@ -178,7 +186,9 @@ class TrioTime(trio.abc.Clock, trio.abc.Instrument):
         shields = [scope for scope in self._scopes() if scope.shield]
         for scope in shields:
             scope.shield = False
-        self._gives_up = not shields
+        # Clean-up that is wanted to the end shields itself again each time.
+        self._standstills += 1
+        self._gives_up = not shields or self._standstills > _MOST_STANDSTILLS
 
     def _tasks(self) -> Iterator[tuple[str, object]]:
         for task in self._runner.tasks:
@@ -208,6 +218,17 @@ class TrioTime(trio.abc.Clock, trio.abc.Instrument):
             return await async_fn(*args)
         assert self.deadlock is not None, "only a deadlock cancels the program"
         raise self.deadlock
+
+
+class _StepWatch(trio.abc.Instrument):
+    """Tells of each step. What it raises, trio would log and forget, so it must not raise."""
+
+    def __init__(self, before_step: Callable[[object], None]) -> None:
+        self._before_step = before_step
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        if not task.name.startswith("<"):
+            self._before_step(task)
 
 
 def _waits_for_io() -> bool:

@@ -121,6 +121,17 @@ class VirtualClock:
         """
         return Installed(self._install, self._uninstall)
 
+    @staticmethod
+    def watch_steps(before_step: Callable[[object], None]) -> None:
+        """Call ``before_step`` with each task of the running loop right before it makes a step.
+
+        Raises:
+            RuntimeError: The running loop is in real time.
+        """
+        if (time := _time_here()) is None:
+            raise RuntimeError("the running loop is in real time: its steps cannot be seen")
+        time.watch_steps(before_step)
+
     def _install(self) -> VirtualClock:
         here = _clock_here()
         if here is not None and here is not self:
@@ -174,15 +185,18 @@ def _asyncio_loop_here() -> asyncio.AbstractEventLoop | None:
     return token if isinstance(token, asyncio.AbstractEventLoop) else None
 
 
+def _time_here() -> AsyncioTime | TrioTime | None:
+    """What makes the running loop's time, if it is virtual."""
+    if (loop := _asyncio_loop_here()) is not None:
+        return AsyncioTime.of(loop)
+    from ._trio_time import TrioTime
+
+    return TrioTime.here()
+
+
 def _clock_here() -> VirtualClock | None:
     """The clock that makes the running loop's time, if it is virtual."""
-    time: AsyncioTime | TrioTime | None
-    if (loop := _asyncio_loop_here()) is not None:
-        time = AsyncioTime.of(loop)
-    else:
-        from ._trio_time import TrioTime
-
-        time = TrioTime.here()
+    time = _time_here()
     if time is None:
         return None
     assert isinstance(time.owner, VirtualClock)

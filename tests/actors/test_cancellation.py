@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from decimal import Decimal
@@ -331,6 +332,38 @@ def test_a_tool_that_cancels_its_own_task_with_its_last_step_harms_nobody_else()
         check_books(witness, result.receipt, model)
 
     VirtualClock().run(scenario)
+
+
+def test_who_opens_a_tree_is_told_when_it_never_starts_beside_one_that_is_open() -> None:
+    """The one who waits is an actor of the other tree, so the host cannot wait for that actor."""
+    errors: list[BaseException] = []
+    model = ScriptedModel(hands_out(("detach", {})))
+
+    @tw.tool(effect="read", runs="host")
+    async def detach() -> str:
+        """Detach."""
+        asyncio.get_running_loop().call_soon(cancel_the_tree)
+        try:
+            return (await tw.run(agent, "go", detached=True)).text
+        except BaseException as error:
+            errors.append(error)
+            raise
+
+    agent = tw.agent(id="one", instructions="Try.", model=model, tools=[detach])
+
+    def cancel_the_tree() -> None:
+        for task in asyncio.all_tasks():
+            has_begun = inspect.getcoroutinestate(task.get_coro()) != inspect.CORO_CREATED  # type: ignore[arg-type]
+            if task.get_name() == "treewarden tree" and not has_begun:
+                task.cancel()
+
+    async def scenario() -> None:
+        with pytest.raises(tw.RunCancelled, match="the tree was cancelled"):
+            await tw.run(agent, "go")
+        assert tasks_left() == []
+
+    VirtualClock().run(scenario)
+    assert [type(error) for error in errors] == [tw.SupervisorCancelled]
 
 
 def test_a_loop_that_is_shut_down_at_any_instant_settles_the_run_first() -> None:

@@ -1,4 +1,4 @@
-"""Says at the end of a run which mutants of the ledger were caught, and with -v by what."""
+"""Says at the end of a run which mutants were caught; of the actors by what, with -v of all."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reports = terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
+    _write_actor_mutants(terminalreporter, reports)
     mutants = [r for r in reports if "test_a_mutant_is_caught[" in r.nodeid]
     if not mutants:
         return
@@ -15,3 +16,19 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if terminalreporter.config.get_verbosity() > 0:
         for line in sorted(caught):
             terminalreporter.write_line(f"  {line}")
+
+
+def _write_actor_mutants(
+    terminalreporter: pytest.TerminalReporter, reports: list[pytest.TestReport]
+) -> None:
+    found: list[tuple[str, ...]] = [
+        tuple(map(str, value))  # a list, where it came from another process
+        for report in reports
+        for name, value in report.user_properties
+        if name == "actor mutant" and isinstance(value, tuple | list)
+    ]
+    if found:
+        rows = [("mutant", "explorer", "seeded schedules", "ledger machine"), *sorted(found)]
+        terminalreporter.write_line("mutants of the actors, and what catches each:")
+        for mutant, explorer, schedules, machine in rows:
+            terminalreporter.write_line(f"  {mutant:<38}{explorer:<24}{schedules:<18}{machine}")
