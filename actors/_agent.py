@@ -38,6 +38,7 @@ from treewarden.protocols import (
     CallEnded,
     CallStarted,
     FinishReason,
+    JSONObject,
     Message,
     ProviderError,
     ProviderInterrupted,
@@ -62,13 +63,17 @@ from treewarden.protocols import (
 )
 
 from ._actor import Actor, StopKind
+from ._background import Background, BackgroundChild, OversightRun
 from ._definitions import Agent, Output, Subagent, ToolCallback
 from ._gates import (
     Blocked,
+    Decision,
     Delegate,
     Halt,
+    Oversee,
     Refuse,
     RunTool,
+    answer_gate,
     call_gate,
     own_limit,
     runs_side_by_side,
@@ -77,6 +82,7 @@ from ._gates import (
 from ._limits import Funding
 from ._models import Auto, Brief, Model, ModelSession
 from ._schemas import Mismatch, plain_json
+from ._siblings import PendingCall, Siblings
 from ._tools import ToolRun
 
 if TYPE_CHECKING:
@@ -171,6 +177,7 @@ class Invocation:
         *,
         is_fixture: bool = False,
         is_detached: bool = False,
+        is_in_background: bool = False,
         shown_wallet: Wallet | None = None,
     ) -> None:
         self.agent = agent
@@ -182,7 +189,7 @@ class Invocation:
         self.failure: TreewardenError | BaseException | None = None
         self.model, self.settings = model, settings
         self.is_fixture = is_fixture or agent.sandbox == "fixture"
-        self._is_detached = is_detached
+        self._is_detached, self._is_in_background = is_detached, is_in_background
         # The wallet to show on the receipt where it is not the lease's own.
         self._shown_wallet = shown_wallet
         self._offered = {item.name: item for item in agent.tools}
@@ -192,6 +199,10 @@ class Invocation:
         # The input the provider counted last, and the bytes and messages that was for.
         self._counted: tuple[int, int, int] | None = None
         self._calls_made = 0
+        # Subagents that go on beside it.
+        self._background = Background()
+        # The tool calls of its last reply.
+        self._siblings = Siblings(agent.on_sibling_failure)
         # Texts to be put into the conversation before the next call.
         self._inbox: list[str] = []
         # Why the next call is to be the last, or None.
@@ -216,7 +227,9 @@ class Invocation:
         self._actor = actor
         self._started_ns = actor.root.clock.wall_ns()
         if self.settings.tell is not None:
-            self.settings.tell(RunStarted(actor.path, self.run_id, self.agent.id))
+            self.settings.tell(
+                RunStarted(actor.path, self.run_id, self.agent.id, self._is_in_background)
+            )
         declared = self.agent.output
         self._session = self.model.open(
             Brief(
@@ -227,12 +240,14 @@ class Invocation:
                 transport=self.settings.tree.transport,
             )
         )
-        self._halt = await self._loop(declared)
+        self._halt = halt = await self._loop(declared)
+        # None of them runs after an answer; of any other end the reason is told to them.
+        self._background.stop(f"{actor.path} stopped: {halt.stop_reason}")
 
     async def _loop(self, declared: Output | None) -> Halt:
         purpose, repairs = "model", 0
         while True:
-            is_last = self._take_instructions()
+            is_last = await self._take_instructions()
             answered = await self._call("final" if is_last else purpose)
             if isinstance(answered, Halt):
                 return answered
@@ -240,15 +255,20 @@ class Invocation:
             purpose = "model"
             self.messages.append(reply.message)
             if is_last:
-                return self._last_words(reply, declared, was_clamped=was_clamped)
+                return await self._last_words(reply, declared, was_clamped=was_clamped)
             if reply.message.tool_calls:
                 await self._use_tools(reply.message, was_clamped=was_clamped)
                 continue
             if reply.finish_reason is FinishReason.PAUSE:
                 continue
             halt = _end_of(reply, was_clamped, self._session.output_limit)
-            if halt.stop_reason == "complete" and self._inbox:
-                continue  # somebody has something to add before this is the answer
+            if halt.stop_reason == "complete":
+                if self._inbox:
+                    continue  # somebody has something to add before this is the answer
+                looked = await self._look_after_background(halt)
+                if looked is None or self._inbox:
+                    continue
+                halt = looked
             if halt.stop_reason != "complete" or declared is None or declared.shape is None:
                 return halt
             problem = self._check_output(declared, reply.message.text)
@@ -276,8 +296,13 @@ class Invocation:
         if self._wrap_up is None:
             self._wrap_up = reason
 
-    def _take_instructions(self) -> bool:
+    async def _take_instructions(self) -> bool:
         """Put what was asked for meanwhile into the conversation; say if this call is the last."""
+        if self._wrap_up is not None and self._background.unread:
+            # After the last call nothing can be read any more.
+            if self.agent.background != "cancel":
+                await self._wait_for_background()
+            self._hand_over_results()
         for text in self._inbox:
             self.messages.append(Message("user", (Text(text),)))
         self._inbox.clear()
@@ -286,7 +311,9 @@ class Invocation:
         self.messages.append(_wrap_up_request(self._wrap_up))
         return True
 
-    def _last_words(self, reply: Reply, declared: Output | None, *, was_clamped: bool) -> Halt:
+    async def _last_words(
+        self, reply: Reply, declared: Output | None, *, was_clamped: bool
+    ) -> Halt:
         """The end after a call that was announced as the last: nothing of it is run any more."""
         if reply.message.tool_calls:
             refused = Blocked("cave_run_wrapped_up", f"the run is over: {self._wrap_up}")
@@ -299,6 +326,8 @@ class Invocation:
             problem = self._check_output(declared, reply.message.text)
             if problem is not None:
                 return Halt("wrapped_up", f"{self._wrap_up}; {problem.message}")
+        if halt.stop_reason == "complete" and self._background.unread:
+            return await self._drop_background()
         return halt
 
     def _check_output(self, declared: Output, text: str) -> _OutputProblem | None:
@@ -312,6 +341,51 @@ class Invocation:
         except Mismatch as mismatch:
             return _OutputProblem("cave_output_schema_mismatch", str(mismatch))
         return None
+
+    # --- an answer, and background subagents that go on -------------------------------------------
+
+    async def _look_after_background(self, halt: Halt) -> Halt | None:
+        """What an answer comes to while background subagents run or were not read.
+
+        Returns:
+            How the run ends, or None: the model is to answer once more.
+        """
+        running, unread = self._background.running, self._background.unread
+        match answer_gate(self.agent.background, running=len(running), unread=len(unread)):
+            case "accept":
+                return halt
+            case "drop":
+                return await self._drop_background()
+            case "insist":
+                self.messages.append(_insistence([child.id for child in running]))
+                return None
+            case "hand over":
+                await self._wait_for_background()
+                self._hand_over_results()
+                return None
+
+    async def _wait_for_background(self) -> None:
+        """The one place where an agent waits for its background subagents by itself."""
+        await self._background.wait()
+
+    def _hand_over_results(self) -> None:
+        told = self._background.hand_over()
+        text = f"Your background subagents have ended. What you have not read of them: {told}"
+        self.messages.append(Message("user", (Text(text),)))
+
+    async def _drop_background(self) -> Halt:
+        """Cancel those that run; the answer stands, but what was not read is missing from it."""
+        unread = [child.id for child in self._background.unread]
+        stopped = [
+            child.id for child in self._background.stop(f"{self._actor.path} gave its final answer")
+        ]
+        await self._wait_for_background()
+        finished = [id_ for id_ in unread if id_ not in stopped]
+        return Halt(
+            "background_dropped",
+            "the answer came before its background subagents were read: "
+            f"{', '.join(stopped) or 'none'} cancelled, {', '.join(finished) or 'none'} finished",
+        )
 
     # --- one model call --------------------------------------------------------------------------
 
@@ -457,7 +531,7 @@ class Invocation:
         """Answer every call of a reply with exactly one result, in the order of the calls."""
         ledger = self._actor.root.ledger
         limit = own_limit(self.agent.max_tool_calls, ledger.caps.max_tool_calls)
-        decisions: list[RunTool | Delegate | Refuse] = []
+        decisions: list[Decision] = []
         for call in asked.tool_calls:
             decision = tool_gate(
                 call,
@@ -472,6 +546,7 @@ class Invocation:
             if self.settings.approve is not None:
                 decision = await self._approved(decision, self.settings.approve)
             decisions.append(decision)
+        self._siblings = Siblings(self.agent.on_sibling_failure)
         if runs_side_by_side(decisions):
             pending = [self._begin(decision) for decision in decisions]
             results = [await waiting.wait() for waiting in pending]
@@ -479,9 +554,7 @@ class Invocation:
             results = [await self._begin(decision).wait() for decision in decisions]
         self.messages.append(Message("tool", tuple(results)))
 
-    async def _approved(
-        self, decision: RunTool | Delegate | Refuse, approve: ToolCallback
-    ) -> RunTool | Delegate | Refuse:
+    async def _approved(self, decision: Decision, approve: ToolCallback) -> Decision:
         if isinstance(decision, Refuse):
             return decision
         answer = approve(decision.call)
@@ -492,10 +565,11 @@ class Invocation:
         why = answer if isinstance(answer, str) else "the caller did not approve this call"
         return Refuse(decision.call, Blocked("cave_tool_call_denied", why))
 
-    def _begin(self, decision: RunTool | Delegate | Refuse) -> _PendingCall:
+    def _begin(self, decision: Decision) -> PendingCall:
         """Start what a decision says. Never raises: what cannot start is an error result."""
-        call = decision.call
-        pending, recorder = _PendingCall(call), self._actor.lease.recorder
+        decision, call = self._siblings.allowed(decision), decision.call
+        pending, recorder = PendingCall(call), self._actor.lease.recorder
+        self._siblings.add(pending)
         recorder.count_tool(call.name, is_error=False)
         if self.settings.tell is not None:
             self.settings.tell(ToolStarted(self._actor.path, call.id, call.name))
@@ -504,33 +578,81 @@ class Invocation:
                 case RunTool():
                     run = ToolRun(decision, self.settings, lambda r: self._answer(pending, r))
                     pending.actor = run.start(self._actor)
+                case Delegate() if decision.subagent.background:
+                    self._start_in_background(decision, pending)
                 case Delegate():
                     pending.actor = self._delegate(decision, pending)
+                case Oversee():
+                    pending.actor = self._oversee(decision, pending)
                 case Refuse():
-                    blocked = decision.blocked
-                    recorder.refusals.append(Refusal(code=blocked.code, message=blocked.message))
-                    self._refuse(pending, blocked.text)
+                    self._block(pending, decision.blocked)
         except RefusedError as refused:
             recorder.refusals.append(refusal_row(refused))
             self._refuse(pending, str(refused))
         return pending
 
-    def _delegate(self, decision: Delegate, pending: _PendingCall) -> Actor:
-        item, root = decision.subagent, self._actor.root
-        agent = item.agent
-        cap, min_cap = _wallet_of(item, root.ledger.unit, self._actor.path)
-        child = Invocation(
-            agent,
-            self.model if isinstance(agent.model, Auto) else agent.model,
-            [Message("user", (Text(decision.task),))],
-            self.settings,
-            is_fixture=self.is_fixture,
-        )
+    def _oversee(self, decision: Oversee, pending: PendingCall) -> Actor | None:
+        blocked = self._background.refusal(decision.order)
+        if blocked is not None:
+            self._block(pending, blocked)
+            return None
+        run = OversightRun(decision, self._background, lambda r: self._answer(pending, r))
+        return run.start(self._actor)
+
+    def _delegate(self, decision: Delegate, pending: PendingCall) -> Actor:
+        """Start a subagent that the call waits for."""
+        child = self._child_for(decision, ())
 
         def on_end(actor: Actor) -> None:
             child.conclude(actor)
             self._answer(pending, child.as_tool_result(decision.call))
 
+        return self._start_child(decision.subagent, child, on_end)
+
+    def _start_in_background(self, decision: Delegate, pending: PendingCall) -> None:
+        """Start a subagent that goes on beside this one; the call has its result at once."""
+        history: Sequence[Message] = ()
+        if decision.resume is not None:
+            blocked = self._background.why_not_resumed(decision.resume, decision.subagent)
+            if blocked is not None:
+                self._block(pending, blocked)
+                return
+            history = self._background.history_of(decision.resume)
+        child = self._child_for(decision, history)
+        started: list[BackgroundChild] = []
+
+        def on_end(actor: Actor) -> None:
+            child.conclude(actor)
+            for one in started:  # none, where its task could not be made
+                self._background.note_end(one)
+
+        actor = self._start_child(decision.subagent, child, on_end)
+        started.append(BackgroundChild(decision.subagent, child, actor))
+        self._background.add(started[0])
+        call = decision.call
+        self._answer(pending, ToolResult(call.id, call.name, plain_json(started[0].status())))
+
+    def _child_for(self, decision: Delegate, history: Sequence[Message]) -> Invocation:
+        agent = decision.subagent.agent
+        return Invocation(
+            agent,
+            self.model if isinstance(agent.model, Auto) else agent.model,
+            [*history, Message("user", (Text(decision.task),))],
+            self.settings,
+            is_fixture=self.is_fixture,
+            is_in_background=decision.subagent.background,
+        )
+
+    def _start_child(
+        self, item: Subagent, child: Invocation, on_end: Callable[[Actor], None]
+    ) -> Actor:
+        """Start a subagent's actor, in the background or not.
+
+        Raises:
+            RefusedError: Nothing was started.
+        """
+        root = self._actor.root
+        cap, min_cap = _wallet_of(item, root.ledger.unit, self._actor.path)
         return root.start(
             self._actor,
             item.name,
@@ -544,11 +666,16 @@ class Invocation:
             max_attempts=item.max_calls,
         )
 
-    def _refuse(self, pending: _PendingCall, why: str) -> None:
+    def _block(self, pending: PendingCall, blocked: Blocked) -> None:
+        row = Refusal(code=blocked.code, message=blocked.message)
+        self._actor.lease.recorder.refusals.append(row)
+        self._refuse(pending, blocked.text)
+
+    def _refuse(self, pending: PendingCall, why: str) -> None:
         call = pending.call
         self._answer(pending, ToolResult(call.id, call.name, why, is_error=True))
 
-    def _answer(self, pending: _PendingCall, result: ToolResult) -> None:
+    def _answer(self, pending: PendingCall, result: ToolResult) -> None:
         """A call has its result: the only place where it gets one."""
         assert pending.result is None, pending
         pending.result = result
@@ -558,6 +685,7 @@ class Invocation:
             self.settings.tell(
                 ToolEnded(self._actor.path, result.call_id, result.name, result.is_error)
             )
+        self._siblings.note_result(pending)
 
     # --- the end ---------------------------------------------------------------------------------
 
@@ -608,7 +736,7 @@ class Invocation:
         node, ledger, clock = actor.lease.node, actor.root.ledger, actor.root.clock
         wallet = node.wallet if node.owns_wallet else self._shown_wallet
         path = "" if wallet is None else wallet.path
-        return actor.lease.recorder.receipt(
+        receipt = actor.lease.recorder.receipt(
             run_id=self.run_id,
             path=node.path,
             agent_id=self.agent.id,
@@ -623,18 +751,23 @@ class Invocation:
             ended_ns=clock.wall_ns(),
             is_detached=self._is_detached,
         )
+        rows = self._background.rows()
+        return attrs.evolve(receipt, background=rows) if rows else receipt
 
     def as_tool_result(self, call: ToolCall) -> ToolResult:
         """What the parent's model reads about this subagent."""
-        result = self.result
-        if result is None:
-            why = str(self.failure) if self.failure else "cave_run_aborted: it never started"
-            return ToolResult(call.id, call.name, why, is_error=True)
-        lines = [line for receipt in result.receipt.walk() for line in receipt.lines]
+        if self.result is None:
+            return ToolResult(call.id, call.name, str(self.failure), is_error=True)
+        return ToolResult(call.id, call.name, plain_json(self.told()))
+
+    def told(self) -> JSONObject:
+        """What a parent's model is told of this subagent when it has ended."""
+        result, receipt = self.result, self.receipt
+        lines = [line for each in receipt.walk() for line in each.lines]
         measured = all(line.basis == "provider_reported" for line in lines)
-        told = {
-            "text": result.text,
-            "agent_id": result.agent_id,
+        told: dict[str, Any] = {
+            "text": "".join(self._text),
+            "agent_id": self.agent.id,
             "usage_basis": "provider_reported" if measured else "unavailable",
             "input_tokens": sum(
                 line.input_tokens + line.cache_read_tokens + line.cache_write_tokens
@@ -642,12 +775,14 @@ class Invocation:
             ),
             "output_tokens": sum(line.output_tokens for line in lines),
             "cost_usd": f"{sum((line.usd for line in lines), Decimal(0)):f}",
-            "stop_reason": result.stop_reason,
+            "stop_reason": receipt.stop_reason,
             "claim_basis": "inferred",
         }
-        if not result.complete:
+        if result is None:
+            told["error"] = str(self.failure)
+        elif not result.complete:
             told["stop_detail"] = result.stop_detail
-        return ToolResult(call.id, call.name, plain_json(told))
+        return told
 
     def take(self) -> Result:
         """The result of a run that has ended.
@@ -657,22 +792,6 @@ class Invocation:
         """
         if self.failure is not None:
             raise self.failure
-        assert self.result is not None, self
-        return self.result
-
-
-@attrs.define(eq=False)
-class _PendingCall:
-    """A tool call that was decided, and the result it gets exactly once."""
-
-    call: ToolCall
-    # What it waits for; None where it was refused.
-    actor: Actor | None = None
-    result: ToolResult | None = None
-
-    async def wait(self) -> ToolResult:
-        if self.actor is not None:
-            await self.actor.wait()
         assert self.result is not None, self
         return self.result
 
@@ -728,6 +847,19 @@ def _wrap_up_request(reason: str) -> Message:
             Text(
                 f"Wrap up now: {reason}. Give your final answer from what you have, without "
                 "calling any tool."
+            ),
+        ),
+    )
+
+
+def _insistence(running: list[str]) -> Message:
+    return Message(
+        "user",
+        (
+            Text(
+                f"Your answer is not accepted yet: {', '.join(running)} still run in the "
+                "background. Wait for them with cave_wait or end them with cave_cancel, then "
+                "answer."
             ),
         ),
     )
