@@ -3,112 +3,33 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
 from decimal import Decimal
-from typing import Any, Literal
 
 import anyio
 import attrs
 import pytest
 
 import treewarden as tw
-from treewarden.protocols import ActorStopped, Message, Receipt, RunStarted, TextWritten
-from treewarden.testing import Reply, ScriptedModel, ScriptedRequest, VirtualClock
+from treewarden.actors import Subagent
+from treewarden.protocols import ActorStopped, Receipt, TextWritten
+from treewarden.testing import Reply, ScriptedRequest, VirtualClock
 
-from .kit import (
-    FREE,
-    Backend,
-    Measured,
-    Witness,
-    both_backends,
-    check_books,
-    explore,
-    price_for_worst_case,
-    tasks,
+from .kit import Backend, Measured, Witness, both_backends, explore, price_for_worst_case, tasks
+from .office import (
+    BOSS,
+    Office,
+    Policy,
+    calls,
+    handed_over,
+    office,
+    read,
+    results_of,
+    steps,
+    stop_reasons,
+    worked,
 )
 
-Policy = Literal["wait", "cancel", "forbid"]
-Script = Callable[[ScriptedRequest], Reply]
-
-BOSS = "root/boss#1"
-
-
-@attrs.define
-class Office:
-    """A boss whose workers work in the background, and the accounts of both."""
-
-    boss: tw.Agent
-    planner: ScriptedModel
-    worker: ScriptedModel
-
-    def check(self, witness: Witness, receipt: Receipt) -> None:
-        check_books(witness, receipt, self.planner, self.worker)
-
-
-def office(
-    plan: Script,
-    work: Script,
-    *,
-    policy: Policy = "wait",
-    price: tw.Price = FREE,
-    tools: Sequence[tw.Tool] = (),
-    max_model_calls: int | None = None,
-    **subagent: Any,
-) -> Office:
-    planner = ScriptedModel(plan, price=FREE, id="scripted/planner")
-    worker = ScriptedModel(work, price=price, max_output=1_000)
-    agent = tw.agent(
-        id="worker",
-        instructions="Work.",
-        model=worker,
-        tools=tools,
-        max_model_calls=max_model_calls,
-    )
-    start = tw.subagent(name="work", description="Works.", agent=agent, background=True, **subagent)
-    boss = tw.agent(
-        id="boss", instructions="Plan.", model=planner, tools=[start], background=policy
-    )
-    return Office(boss, planner, worker)
-
-
-def worked(request: ScriptedRequest) -> Reply:
-    """Ten seconds of work, written bit by bit, all of what it may write."""
-    usage = tw.Usage(output=request.output_limit)
-    return Reply(chunks=tuple("it worked."), usage=usage, delay=1, chunk_delay=1)
-
-
-def steps(*replies: Reply) -> Script:
-    """A reply for each turn of one agent; the last one for all that follow."""
-    return lambda request: replies[min(request.turn, len(replies) - 1)]
-
-
-def calls(*tool_calls: tuple[str, dict[str, Any]], delay: float = 0.0) -> Reply:
-    return Reply(tool_calls=tool_calls, delay=delay)
-
-
-def results_of(messages: Sequence[Message]) -> list[str]:
-    """Every tool result in a conversation, in order."""
-    parts: list[Any] = [part for m in messages if m.role == "tool" for part in m.parts]
-    return [part.content for part in parts]
-
-
-def handed_over(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The results that the runtime put into the conversation itself."""
-    (text,) = [m.text for m in messages if m.text.startswith("Your background subagents")]
-    results: list[dict[str, Any]] = json.loads(text[text.index("{") :])["results"]
-    return results
-
-
-def read(text: str) -> list[dict[str, Any]]:
-    results: list[dict[str, Any]] = json.loads(text)["results"]
-    return results
-
-
-def stop_reasons(receipt: Receipt) -> list[str]:
-    return [child.stop_reason for child in receipt.subagents]
-
-
-# --- E48: nothing is dropped with success ----------------------------------------------------------
+# --- E48: nothing is dropped with success ---------------------------------------------------------
 
 
 def three_in_the_background(policy: Policy, *later: Reply) -> Office:
@@ -256,7 +177,7 @@ def test_E48_an_answer_after_everything_was_read_is_the_answer(backend: Backend)
     VirtualClock().run(scenario, backend=backend)
 
 
-# --- E49: the end of a turn, and the end of the actor ----------------------------------------------
+# --- E49: the end of a turn, and the end of the actor ---------------------------------------------
 
 
 @both_backends
@@ -348,7 +269,7 @@ def test_E49_a_deadline_closes_the_actor_and_everything_in_its_background(
     VirtualClock().run(scenario, backend=backend)
 
 
-# --- E47: what has ended stays ended ---------------------------------------------------------------
+# --- E47: what has ended stays ended --------------------------------------------------------------
 
 
 @both_backends
@@ -417,7 +338,7 @@ def test_E47_a_child_that_still_runs_is_told_and_one_subtree_is_cancelled_alone(
     VirtualClock().run(scenario, backend=backend)
 
 
-# --- E16: everything is counted, and once ----------------------------------------------------------
+# --- E16: everything is counted, and once ---------------------------------------------------------
 
 
 def test_E16_reading_twice_adds_nothing_and_resuming_adds_only_the_new_part(
@@ -462,7 +383,13 @@ def test_E16_reading_twice_adds_nothing_and_resuming_adds_only_the_new_part(
     explore(scenario, record_property, "E16")
 
 
-# --- E15: a limit in a definition holds in the background, too -------------------------------------
+# --- E15: a limit in a definition holds in the background, too ------------------------------------
+
+
+def in_the_foreground(boss: tw.Agent) -> tw.Agent:
+    """The same boss, who waits for whomever it starts."""
+    foreground = (attrs.evolve(t, background=False) for t in boss.tools if isinstance(t, Subagent))
+    return attrs.evolve(boss, tools=tuple(foreground))
 
 
 async def ten_calls(*, in_background: bool) -> Witness:
@@ -480,8 +407,7 @@ async def ten_calls(*, in_background: bool) -> Witness:
     plan = steps(calls(*tasks("work", 2)), Reply("one moment"), Reply("done"))
     witness = Witness(is_thorough=False)
     made = office(plan, work, tools=[look], max_model_calls=10)
-    (start,) = made.boss.tools
-    boss = attrs.evolve(made.boss, tools=(attrs.evolve(start, background=in_background),))
+    boss = made.boss if in_background else in_the_foreground(made.boss)
     result = await tw.run(boss, "go", **witness.options)
     assert result.complete
     assert [(c.own.calls, c.stop_reason) for c in result.receipt.subagents] == [

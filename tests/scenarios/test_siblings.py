@@ -39,7 +39,7 @@ def results_of(result: tw.Result) -> list[ToolResult]:
     return [p for m in messages for p in m.parts if isinstance(p, ToolResult)]
 
 
-# --- E41: three children, one of which fails after a second ----------------------------------------
+# --- E41: three children, one of which fails after a second ---------------------------------------
 
 
 class Broken(Exception):
@@ -148,7 +148,7 @@ def test_E41_a_child_that_needs_26_steps_takes_them_below_a_parent_that_may_take
     VirtualClock().run(scenario, backend=backend)
 
 
-# --- E42 and E43: a good result, a failure, and a slow sibling -------------------------------------
+# --- E42 and E43: a good result, a failure, and a slow sibling ------------------------------------
 
 
 @attrs.define
