@@ -240,9 +240,14 @@ class Invocation:
                 transport=self.settings.tree.transport,
             )
         )
-        self._halt = halt = await self._loop(declared)
+        try:
+            self._halt = await self._loop(declared)
+        except Exception as error:
+            why = getattr(error, "code", type(error).__name__)
+            self._background.stop(f"{actor.path} failed: {why}")
+            raise
         # None of them runs after an answer; of any other end the reason is told to them.
-        self._background.stop(f"{actor.path} stopped: {halt.stop_reason}")
+        self._background.stop(f"{actor.path} stopped: {self._halt.stop_reason}")
 
     async def _loop(self, declared: Output | None) -> Halt:
         purpose, repairs = "model", 0

@@ -383,7 +383,11 @@ def test_framework_tools_count_as_tool_calls_of_the_agent_and_of_the_tree_and_as
 @both_backends
 def test_the_caller_is_asked_about_framework_tools_too(backend: Backend) -> None:
     made = plan(calls(*tasks("work", 1)), calls(WAIT), Reply("a"), Reply("b"))
-    result = carry_out(made, backend, on_tool_call=lambda call: call.name != "cave_wait")
+
+    def approve(call: tw.ToolCall) -> bool:
+        return call.name != "cave_wait"
+
+    result = carry_out(made, backend, on_tool_call=approve)
     assert results_of(result.messages)[1].startswith("cave_tool_call_denied")
     assert result.text == "b"
 
@@ -443,7 +447,7 @@ def test_a_run_that_fails_stops_its_background_children_and_has_a_stop_report(
             await tw.run(made.boss, "go", **witness.options)
         receipt = caught.value.receipt
         assert [(row.stop_reason, row.reason) for row in receipt.background] == [
-            ("cancelled", f"{BOSS} has ended")
+            ("cancelled", f"{BOSS} failed: cave_provider_terminal_error")
         ] * 2
         made.check(witness, receipt)
 
@@ -464,7 +468,7 @@ def test_a_message_that_comes_while_the_run_waits_for_children_is_answered(
                     run.send("hurry")
 
                 group.start_soon(tell)
-                result = await run.result()
+            result = await run.result()
         assert [m.text for m in result.messages if m.role == "user"][-1] == "hurry"
         assert result.text == "ours"
 

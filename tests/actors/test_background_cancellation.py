@@ -101,8 +101,8 @@ def siblings() -> Scene:
     def script(request: ScriptedRequest) -> Reply:
         usage = tw.Usage(output=10)
         if request.agent_path == BOSS and request.turn == 0:
-            calls = [*tasks("work", 1), ("fail", {}), ("crawl", {}), *tasks("work", 1)]
-            return Reply(tool_calls=calls, usage=usage)
+            (task,) = tasks("work", 1)
+            return Reply(tool_calls=[task, ("fail", {}), ("crawl", {}), task], usage=usage)
         return Reply(chunks=("a", "b", "c"), delay=0.5, chunk_delay=0.5, usage=usage)
 
     model = model_of_worst_case("0.20", script)
