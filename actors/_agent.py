@@ -356,7 +356,12 @@ class Invocation:
             How the run ends, or None: the model is to answer once more.
         """
         running, unread = self._background.running, self._background.unread
-        match answer_gate(self.agent.background, running=len(running), unread=len(unread)):
+        match answer_gate(
+            self.agent.background,
+            running=len(running),
+            unread=len(unread),
+            has_tool_calls_left=self._has_tool_calls_left,
+        ):
             case "accept":
                 return halt
             case "drop":
@@ -369,14 +374,24 @@ class Invocation:
                 self._hand_over_results()
                 return None
 
+    @property
+    def _has_tool_calls_left(self) -> bool:
+        ledger = self._actor.root.ledger
+        most = ledger.caps.max_tool_calls
+        if most is not None and ledger.counters.tool_calls >= most:
+            return False
+        return self._tool_calls_started < own_limit(self.agent.max_tool_calls, most)
+
     async def _wait_for_background(self) -> None:
         """The one place where an agent waits for its background subagents by itself."""
         await self._background.wait()
 
     def _hand_over_results(self) -> None:
+        """Put into the conversation what has ended and was not read, if there is any."""
         told = self._background.hand_over()
-        text = f"Your background subagents have ended. What you have not read of them: {told}"
-        self.messages.append(Message("user", (Text(text),)))
+        if told is not None:
+            text = f"Results of your background subagents that you have not read: {told}"
+            self.messages.append(Message("user", (Text(text),)))
 
     async def _drop_background(self) -> Halt:
         """Cancel those that run; the answer stands, but what was not read is missing from it."""

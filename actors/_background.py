@@ -133,10 +133,12 @@ class Background:
             child.actor.stop(StopKind.CANCELLED, reason)
         return stopped
 
-    def hand_over(self) -> str:
-        """What was not read of those that have ended, which by that is read."""
+    def hand_over(self) -> str | None:
+        """What was not read of those that have ended, which by that is read. None: nothing."""
         unread = [child for child in self.unread if child.has_ended]
-        return _read(unread)
+        for child in unread:
+            child.was_read = True
+        return _results_of(unread) if unread else None
 
     # --- what is refused -------------------------------------------------------------------------
 
@@ -243,12 +245,6 @@ async def _wait_for_all(children: list[BackgroundChild]) -> None:
     """The one place where a framework tool waits for children."""
     for child in children:
         await child.actor.wait()
-
-
-def _read(children: list[BackgroundChild]) -> str:
-    for child in children:
-        child.was_read = True
-    return _results_of(children)
 
 
 def _results_of(children: list[BackgroundChild]) -> str:

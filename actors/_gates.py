@@ -148,17 +148,22 @@ def runs_side_by_side(decisions: list[Decision]) -> bool:
 AtAnswer: TypeAlias = Literal["accept", "hand over", "drop", "insist"]
 
 
-def answer_gate(policy: BackgroundPolicy, *, running: int, unread: int) -> AtAnswer:
+def answer_gate(
+    policy: BackgroundPolicy, *, running: int, unread: int, has_tool_calls_left: bool
+) -> AtAnswer:
     """Say what becomes of a final answer while background subagents run or were not read.
 
     Args:
         unread: How many have a result that nobody read, or will have one.
+        has_tool_calls_left: The model can still wait or cancel, if it is told to.
     """
     if not unread:
         return "accept"
     if policy == "cancel":
         return "drop"
-    return "insist" if running and policy == "forbid" else "hand over"
+    if policy == "forbid" and running and has_tool_calls_left:
+        return "insist"
+    return "hand over"
 
 
 def _oversee(call: ToolCall, was_clamped: bool) -> Oversee | Refuse:

@@ -406,6 +406,60 @@ def test_a_declared_output_is_checked_on_the_answer_that_counts(backend: Backend
 
 
 @both_backends
+@pytest.mark.parametrize("of_the_tree", [True, False])
+def test_a_model_that_has_no_tool_call_left_to_wait_with_is_not_told_to(
+    of_the_tree: bool, backend: Backend
+) -> None:
+    made = plan(calls(*tasks("work", 2)), Reply("mine"), Reply("ours"), policy="forbid")
+    if of_the_tree:
+        result = carry_out(made, backend, limits=tw.Limits(max_tool_calls=2))
+    else:
+        boss = attrs.evolve(made.boss, max_tool_calls=2)
+        result = carry_out(attrs.evolve(made, boss=boss), backend)
+    assert (result.complete, result.text) == (True, "ours")
+    assert len(handed_over(result.messages)) == 2
+    assert len(made.planner.requests) == 3
+
+
+@both_backends
+def test_a_failed_sibling_ends_a_wait_but_not_the_one_that_is_waited_for(
+    backend: Backend,
+) -> None:
+    @tw.tool(effect="read", runs="host")
+    async def fail() -> str:
+        """Fail."""
+        await anyio.sleep(1)
+        raise ValueError("it is broken")
+
+    made = plan(calls(*tasks("work", 1), WAIT, ("fail", {})), Reply("mine"), Reply("ours"))
+    boss = attrs.evolve(
+        made.boss, tools=(*made.boss.tools, fail), on_sibling_failure="cancel_siblings"
+    )
+    result = carry_out(attrs.evolve(made, boss=boss), backend)
+    started, waited, _ = results_of(result.messages)
+    assert json.loads(started)["status"] == "running"
+    assert waited == "cave_run_aborted: fail (call-1-3) of the same reply failed"
+    assert [one["text"] for one in handed_over(result.messages)] == ["it worked."]
+    assert result.text == "ours"
+
+
+@both_backends
+def test_wrapping_up_hands_over_nothing_where_nothing_has_ended(backend: Backend) -> None:
+    async def scenario() -> None:
+        made = plan(calls(*tasks("work", 1)), calls(("cave_status", {})), policy="cancel")
+        async with tw.stream(made.boss, "go") as run:
+            async for _ in run:
+                if len(made.planner.requests) == 2:
+                    run.wrap_up("closing time")
+                    break
+            result = await run.result()
+        assert result.stop_reason == "wrapped_up"
+        assert not [m for m in result.messages if m.text.startswith("Results of your")]
+
+    VirtualClock().run(scenario, backend=backend)
+
+
+@both_backends
 @pytest.mark.parametrize("policy", ["wait", "cancel", "forbid"])
 def test_wrapping_up_reaches_background_children_and_the_last_answer_knows_their_results(
     policy: Any, backend: Backend

@@ -81,7 +81,9 @@ def results_of(messages: Sequence[Message]) -> list[str]:
 
 def handed_over(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """The results that the runtime put into the conversation itself."""
-    (text,) = [m.text for m in messages if m.text.startswith("Your background subagents")]
+    (text,) = [
+        m.text for m in messages if m.text.startswith("Results of your background subagents")
+    ]
     results: list[dict[str, Any]] = json.loads(text[text.index("{") :])["results"]
     return results
 
