@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import anyio
 import attrs
 
-from treewarden.ledgers import Lease
-from treewarden.protocols import RefusedError, UsageError
+from treewarden.protocols import RefusedError
 
 from ._actor import Actor, StopKind, to_the_end
 
@@ -25,25 +24,28 @@ class Admission:
     root: RootSupervisor
     actor: Actor | None = None
     entry: Entry | None = None
+    # Why it left the line unanswered, if it did.
+    why_left: str | None = None
     _news: anyio.Event | None = None
 
-    async def wait(self) -> Actor:
-        """The actor, when it has started.
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it stands in line."""
+        entry = self.entry
+        return entry is not None and entry.outcome is None and self.why_left is None
+
+    async def wait(self) -> Actor | None:
+        """The actor, when it has started; None when it left the line.
 
         Raises:
             RefusedError: Its turn came and the tree had no room or money left for it.
-            UsageError: Its parent is ending; nothing starts below it any more.
         """
-        while self.actor is None:
-            outcome = None if self.entry is None else self.entry.outcome
-            if isinstance(outcome, RefusedError):
-                raise outcome
-            if self.entry is None or isinstance(outcome, Lease):
-                raise UsageError(
-                    "its parent is closing; nothing can start below it.", code="cave_tree_closed"
-                )
-            self._news = anyio.Event()
+        while self.is_waiting:
+            if self._news is None:
+                self._news = anyio.Event()
             await self._news.wait()
+        if self.entry is not None and isinstance(self.entry.outcome, RefusedError):
+            raise self.entry.outcome
         return self.actor
 
     def tell(self) -> None:
@@ -51,11 +53,22 @@ class Admission:
         if self._news is not None:
             self._news.set()
 
-    async def give_up(self, reason: str) -> None:
-        """Leave the line, or stop what has started and wait for its end."""
-        if self.entry is not None:
+    def stop(self, reason: str) -> None:
+        """Ask what has started to end, or leave the line."""
+        if self.actor is not None:
+            self.actor.stop(StopKind.CANCELLED, reason)
+        elif self.is_waiting:
+            assert self.entry is not None, self
             self.root.ledger.leave_line(self.entry, self.root.clock.monotonic())
-        actor = self.actor
-        if actor is not None:
-            actor.stop(StopKind.CANCELLED, reason)
-            await to_the_end(actor.wait)
+            self.leave(reason)
+
+    def leave(self, reason: str) -> None:
+        """It is out of the line, and nothing will become of it."""
+        self.why_left = reason
+        self.tell()
+
+    async def give_up(self, reason: str) -> None:
+        """``stop``, and wait for the end of what has started."""
+        self.stop(reason)
+        if self.actor is not None:
+            await to_the_end(self.actor.wait)

@@ -39,6 +39,7 @@ from treewarden.protocols import (
     CallEnded,
     CallStarted,
     FinishReason,
+    JSONObject,
     Message,
     ProviderError,
     ProviderInterrupted,
@@ -64,13 +65,17 @@ from treewarden.protocols import (
 
 from ._actor import Actor, StopKind
 from ._admission import Admission
+from ._background import Background, BackgroundChild, OversightRun
 from ._definitions import Agent, Output, Subagent, ToolCallback
 from ._gates import (
     Blocked,
+    Decision,
     Delegate,
     Halt,
+    Oversee,
     Refuse,
     RunTool,
+    answer_gate,
     call_gate,
     own_limit,
     runs_side_by_side,
@@ -79,6 +84,7 @@ from ._gates import (
 from ._limits import Funding
 from ._models import Auto, Brief, Model, ModelSession
 from ._schemas import Mismatch, plain_json
+from ._siblings import PendingCall, Siblings
 from ._slot import Slot, slot_of
 from ._tools import ToolRun
 
@@ -174,6 +180,7 @@ class Invocation:
         *,
         is_fixture: bool = False,
         is_detached: bool = False,
+        is_in_background: bool = False,
         shown_wallet: Wallet | None = None,
     ) -> None:
         self.agent = agent
@@ -185,7 +192,7 @@ class Invocation:
         self.failure: TreewardenError | BaseException | None = None
         self.model, self.settings = model, settings
         self.is_fixture = is_fixture or agent.sandbox == "fixture"
-        self._is_detached = is_detached
+        self._is_detached, self._is_in_background = is_detached, is_in_background
         # The wallet to show on the receipt where it is not the lease's own.
         self._shown_wallet = shown_wallet
         self._offered = {item.name: item for item in agent.tools}
@@ -195,6 +202,10 @@ class Invocation:
         # The input the provider counted last, and the bytes and messages that was for.
         self._counted: tuple[int, int, int] | None = None
         self._calls_made = 0
+        # Subagents that go on beside it.
+        self._background = Background()
+        # The tool calls of its last reply.
+        self._siblings = Siblings(agent.on_sibling_failure)
         # Texts to be put into the conversation before the next call.
         self._inbox: list[str] = []
         # Why the next call is to be the last, or None.
@@ -222,7 +233,9 @@ class Invocation:
         self.slot = slot_of(actor)
         self._started_ns = actor.root.clock.wall_ns()
         if self.settings.tell is not None:
-            self.settings.tell(RunStarted(actor.path, self.run_id, self.agent.id))
+            self.settings.tell(
+                RunStarted(actor.path, self.run_id, self.agent.id, self._is_in_background)
+            )
         declared = self.agent.output
         self._session = self.model.open(
             Brief(
@@ -233,12 +246,19 @@ class Invocation:
                 transport=self.settings.tree.transport,
             )
         )
-        self._halt = await self._loop(declared)
+        try:
+            self._halt = await self._loop(declared)
+        except Exception as error:
+            why = getattr(error, "code", type(error).__name__)
+            self._background.stop(f"{actor.path} failed: {why}")
+            raise
+        # None of them runs after an answer; of any other end the reason is told to them.
+        self._background.stop(f"{actor.path} stopped: {self._halt.stop_reason}")
 
     async def _loop(self, declared: Output | None) -> Halt:
         purpose, repairs = "model", 0
         while True:
-            is_last = self._take_instructions()
+            is_last = await self._take_instructions()
             answered = await self._call("final" if is_last else purpose)
             if isinstance(answered, Halt):
                 return answered
@@ -246,15 +266,20 @@ class Invocation:
             purpose = "model"
             self.messages.append(reply.message)
             if is_last:
-                return self._last_words(reply, declared, was_clamped=was_clamped)
+                return await self._last_words(reply, declared, was_clamped=was_clamped)
             if reply.message.tool_calls:
                 await self._use_tools(reply.message, was_clamped=was_clamped)
                 continue
             if reply.finish_reason is FinishReason.PAUSE:
                 continue
             halt = _end_of(reply, was_clamped, self._session.output_limit)
-            if halt.stop_reason == "complete" and self._inbox:
-                continue  # somebody has something to add before this is the answer
+            if halt.stop_reason == "complete":
+                if self._inbox:
+                    continue  # somebody has something to add before this is the answer
+                looked = await self._look_after_background(halt)
+                if looked is None or self._inbox:
+                    continue
+                halt = looked
             if halt.stop_reason != "complete" or declared is None or declared.shape is None:
                 return halt
             problem = self._check_output(declared, reply.message.text)
@@ -282,8 +307,13 @@ class Invocation:
         if self._wrap_up is None:
             self._wrap_up = reason
 
-    def _take_instructions(self) -> bool:
+    async def _take_instructions(self) -> bool:
         """Put what was asked for meanwhile into the conversation; say if this call is the last."""
+        if self._wrap_up is not None and self._background.unread:
+            # After the last call nothing can be read any more.
+            if self.agent.background != "cancel":
+                await self._wait_for_background()
+            self._hand_over_results()
         for text in self._inbox:
             self.messages.append(Message("user", (Text(text),)))
         self._inbox.clear()
@@ -292,7 +322,9 @@ class Invocation:
         self.messages.append(_wrap_up_request(self._wrap_up))
         return True
 
-    def _last_words(self, reply: Reply, declared: Output | None, *, was_clamped: bool) -> Halt:
+    async def _last_words(
+        self, reply: Reply, declared: Output | None, *, was_clamped: bool
+    ) -> Halt:
         """The end after a call that was announced as the last: nothing of it is run any more."""
         if reply.message.tool_calls:
             refused = Blocked("cave_run_wrapped_up", f"the run is over: {self._wrap_up}")
@@ -305,6 +337,8 @@ class Invocation:
             problem = self._check_output(declared, reply.message.text)
             if problem is not None:
                 return Halt("wrapped_up", f"{self._wrap_up}; {problem.message}")
+        if halt.stop_reason == "complete" and self._background.unread:
+            return await self._drop_background()
         return halt
 
     def _check_output(self, declared: Output, text: str) -> _OutputProblem | None:
@@ -318,6 +352,75 @@ class Invocation:
         except Mismatch as mismatch:
             return _OutputProblem("cave_output_schema_mismatch", str(mismatch))
         return None
+
+    # --- an answer, and background subagents that go on -------------------------------------------
+
+    async def _look_after_background(self, halt: Halt) -> Halt | None:
+        """What an answer comes to while background subagents run or were not read.
+
+        Returns:
+            How the run ends, or None: the model is to answer once more.
+        """
+        running, unread = self._background.running, self._background.unread
+        match answer_gate(
+            self.agent.background,
+            running=len(running),
+            unread=len(unread),
+            has_tool_calls_left=self._has_tool_calls_left,
+        ):
+            case "accept":
+                return halt
+            case "drop":
+                return await self._drop_background()
+            case "insist":
+                self.messages.append(_insistence([child.id for child in running]))
+                return None
+            case "hand over":
+                await self._wait_for_background()
+                self._hand_over_results()
+                return None
+
+    @property
+    def _has_tool_calls_left(self) -> bool:
+        ledger = self._actor.root.ledger
+        most = ledger.caps.max_tool_calls
+        if most is not None and ledger.counters.tool_calls >= most:
+            return False
+        return self._tool_calls_started < own_limit(self.agent.max_tool_calls, most)
+
+    async def _wait_for_background(self) -> None:
+        """The one place where an agent waits for its background subagents by itself."""
+        if self.slot is None:
+            return await self._background.wait()
+        running = self._background.running
+        for child in running:
+            self.slot.began(child, waits=True)
+        self.slot.let_calls_run()
+        await self._background.wait()
+        await self.slot.take_results()
+        for child in running:  # those that never started
+            self.slot.over(child)
+
+    def _hand_over_results(self) -> None:
+        """Put into the conversation what has ended and was not read, if there is any."""
+        told = self._background.hand_over()
+        if told is not None:
+            text = f"Results of your background subagents that you have not read: {told}"
+            self.messages.append(Message("user", (Text(text),)))
+
+    async def _drop_background(self) -> Halt:
+        """Cancel those that run; the answer stands, but what was not read is missing from it."""
+        unread = [child.id for child in self._background.unread]
+        stopped = [
+            child.id for child in self._background.stop(f"{self._actor.path} gave its final answer")
+        ]
+        await self._wait_for_background()
+        finished = [id_ for id_ in unread if id_ not in stopped]
+        return Halt(
+            "background_dropped",
+            "the answer came before its background subagents were read: "
+            f"{', '.join(stopped) or 'none'} cancelled, {', '.join(finished) or 'none'} finished",
+        )
 
     # --- one model call --------------------------------------------------------------------------
 
@@ -463,7 +566,7 @@ class Invocation:
         """Answer every call of a reply with exactly one result, in the order of the calls."""
         ledger = self._actor.root.ledger
         limit = own_limit(self.agent.max_tool_calls, ledger.caps.max_tool_calls)
-        decisions: list[RunTool | Delegate | Refuse] = []
+        decisions: list[Decision] = []
         for call in asked.tool_calls:
             decision = tool_gate(
                 call,
@@ -478,6 +581,7 @@ class Invocation:
             if self.settings.approve is not None:
                 decision = await self._approved(decision, self.settings.approve)
             decisions.append(decision)
+        self._siblings = Siblings(self.agent.on_sibling_failure)
         if runs_side_by_side(decisions):
             results = await self._results_of([self._begin(decision) for decision in decisions])
         else:
@@ -486,7 +590,7 @@ class Invocation:
                 results += await self._results_of([self._begin(decision)])
         self.messages.append(Message("tool", tuple(results)))
 
-    async def _results_of(self, calls: list[_PendingCall]) -> list[ToolResult]:
+    async def _results_of(self, calls: list[PendingCall]) -> list[ToolResult]:
         """Wait for calls that have begun, without the slot where it may go to others meanwhile."""
         if self.slot is not None:
             self.slot.let_calls_run()
@@ -495,20 +599,21 @@ class Invocation:
             await self.slot.take_results()
         return results
 
-    async def _result_of(self, pending: _PendingCall) -> ToolResult:
-        if pending.admission is not None:
+    async def _result_of(self, pending: PendingCall) -> ToolResult:
+        admission = pending.admission
+        if admission is not None:
             try:
-                pending.actor = await pending.admission.wait()
+                pending.actor = await admission.wait()
             except RefusedError as refused:
                 self._note_refusal(pending, refused)
+            if admission.why_left is not None:
+                self._refuse(pending, f"cave_run_aborted: {admission.why_left}")
         if pending.actor is not None:
             await pending.actor.wait()
         assert pending.result is not None, pending
         return pending.result
 
-    async def _approved(
-        self, decision: RunTool | Delegate | Refuse, approve: ToolCallback
-    ) -> RunTool | Delegate | Refuse:
+    async def _approved(self, decision: Decision, approve: ToolCallback) -> Decision:
         if isinstance(decision, Refuse):
             return decision
         answer = approve(decision.call)
@@ -519,10 +624,11 @@ class Invocation:
         why = answer if isinstance(answer, str) else "the caller did not approve this call"
         return Refuse(decision.call, Blocked("cave_tool_call_denied", why))
 
-    def _begin(self, decision: RunTool | Delegate | Refuse) -> _PendingCall:
+    def _begin(self, decision: Decision) -> PendingCall:
         """Start what a decision says. Never raises: what cannot start is an error result."""
-        call = decision.call
-        pending, recorder = _PendingCall(call), self._actor.lease.recorder
+        decision, call = self._siblings.allowed(decision), decision.call
+        pending, recorder = PendingCall(call), self._actor.lease.recorder
+        self._siblings.add(pending)
         recorder.count_tool(call.name, is_error=False)
         if self.settings.tell is not None:
             self.settings.tell(ToolStarted(self._actor.path, call.id, call.name))
@@ -533,38 +639,100 @@ class Invocation:
                     pending.actor = run.start(self._actor)
                     if self.slot is not None:
                         self.slot.began(pending.actor)
+                case Delegate() if decision.subagent.background:
+                    self._start_in_background(decision, pending)
                 case Delegate():
                     pending.admission = self._delegate(decision, pending)
                     if self.slot is not None:
                         self.slot.began(pending, waits=True)
+                case Oversee():
+                    pending.actor = self._oversee(decision, pending)
+                    if self.slot is not None and pending.actor is not None:
+                        self.slot.began(pending.actor)
                 case Refuse():
-                    blocked = decision.blocked
-                    recorder.refusals.append(Refusal(code=blocked.code, message=blocked.message))
-                    self._refuse(pending, blocked.text)
+                    self._block(pending, decision.blocked)
         except RefusedError as refused:
             self._note_refusal(pending, refused)
         return pending
 
-    def _note_refusal(self, pending: _PendingCall, refused: RefusedError) -> None:
+    def _note_refusal(self, pending: PendingCall, refused: RefusedError) -> None:
         self._actor.lease.recorder.refusals.append(refusal_row(refused))
         self._refuse(pending, str(refused))
 
-    def _delegate(self, decision: Delegate, pending: _PendingCall) -> Admission:
-        item, root = decision.subagent, self._actor.root
-        agent = item.agent
-        cap, min_cap = _wallet_of(item, root.ledger.unit, self._actor.path)
-        child = Invocation(
-            agent,
-            self.model if isinstance(agent.model, Auto) else agent.model,
-            [Message("user", (Text(decision.task),))],
-            self.settings,
-            is_fixture=self.is_fixture,
+    def _oversee(self, decision: Oversee, pending: PendingCall) -> Actor | None:
+        blocked = self._background.refusal(decision.order)
+        if blocked is not None:
+            self._block(pending, blocked)
+            return None
+        run = OversightRun(
+            decision, self._background, self.slot, lambda r: self._answer(pending, r)
         )
+        return run.start(self._actor)
+
+    def _delegate(self, decision: Delegate, pending: PendingCall) -> Admission:
+        """Start a subagent that the call waits for."""
+        child = self._child_for(decision, ())
 
         def on_end(actor: Actor) -> None:
             child.conclude(actor)
             self._answer(pending, child.as_tool_result(decision.call))
 
+        return self._enter(
+            decision.subagent, child, lambda _: self._wait_no_longer_for(pending), on_end
+        )
+
+    def _start_in_background(self, decision: Delegate, pending: PendingCall) -> None:
+        """Start a subagent that goes on beside this one; the call has its result at once."""
+        history: Sequence[Message] = ()
+        if decision.resume is not None:
+            blocked = self._background.why_not_resumed(decision.resume, decision.subagent)
+            if blocked is not None:
+                self._block(pending, blocked)
+                return
+            history = self._background.history_of(decision.resume)
+        child = BackgroundChild(decision.subagent, self._child_for(decision, history))
+
+        def on_end(actor: Actor) -> None:
+            child.invocation.conclude(actor)
+            self._background.note_end(child)
+
+        child.admission = self._enter(
+            decision.subagent,
+            child.invocation,
+            lambda _: self._wait_no_longer_for(child),
+            on_end,
+            lambda refused: self._background.note_refusal(child, refused),
+        )
+        self._background.add(child)
+        call = decision.call
+        self._answer(pending, ToolResult(call.id, call.name, plain_json(child.status())))
+
+    def _child_for(self, decision: Delegate, history: Sequence[Message]) -> Invocation:
+        agent = decision.subagent.agent
+        return Invocation(
+            agent,
+            self.model if isinstance(agent.model, Auto) else agent.model,
+            [*history, Message("user", (Text(decision.task),))],
+            self.settings,
+            is_fixture=self.is_fixture,
+            is_in_background=decision.subagent.background,
+        )
+
+    def _enter(
+        self,
+        item: Subagent,
+        child: Invocation,
+        on_ending: Callable[[Actor], None],
+        on_end: Callable[[Actor], None],
+        on_refused: Callable[[RefusedError], None] | None = None,
+    ) -> Admission:
+        """Start a subagent's actor as soon as there is room for it, in the background or not.
+
+        Raises:
+            RefusedError: Nothing was started.
+        """
+        root = self._actor.root
+        cap, min_cap = _wallet_of(item, root.ledger.unit, self._actor.path)
         request = LeaseRequest(
             item.name,
             Kind.AGENT,
@@ -577,8 +745,9 @@ class Invocation:
             self._actor,
             request,
             child,
-            on_ending=lambda _: self._wait_no_longer_for(pending),
+            on_ending=on_ending,
             on_end=on_end,
+            on_refused=on_refused,
             max_attempts=item.max_calls,
         )
 
@@ -586,11 +755,16 @@ class Invocation:
         if self.slot is not None:
             self.slot.over(call)
 
-    def _refuse(self, pending: _PendingCall, why: str) -> None:
+    def _block(self, pending: PendingCall, blocked: Blocked) -> None:
+        row = Refusal(code=blocked.code, message=blocked.message)
+        self._actor.lease.recorder.refusals.append(row)
+        self._refuse(pending, blocked.text)
+
+    def _refuse(self, pending: PendingCall, why: str) -> None:
         call = pending.call
         self._answer(pending, ToolResult(call.id, call.name, why, is_error=True))
 
-    def _answer(self, pending: _PendingCall, result: ToolResult) -> None:
+    def _answer(self, pending: PendingCall, result: ToolResult) -> None:
         """A call has its result: the only place where it gets one."""
         assert pending.result is None, pending
         pending.result = result
@@ -601,6 +775,7 @@ class Invocation:
             self.settings.tell(
                 ToolEnded(self._actor.path, result.call_id, result.name, result.is_error)
             )
+        self._siblings.note_result(pending)
 
     # --- the end ---------------------------------------------------------------------------------
 
@@ -651,7 +826,7 @@ class Invocation:
         node, ledger, clock = actor.lease.node, actor.root.ledger, actor.root.clock
         wallet = node.wallet if node.owns_wallet else self._shown_wallet
         path = "" if wallet is None else wallet.path
-        return actor.lease.recorder.receipt(
+        receipt = actor.lease.recorder.receipt(
             run_id=self.run_id,
             path=node.path,
             agent_id=self.agent.id,
@@ -666,18 +841,23 @@ class Invocation:
             ended_ns=clock.wall_ns(),
             is_detached=self._is_detached,
         )
+        rows = self._background.rows(node.path)
+        return attrs.evolve(receipt, background=rows) if rows else receipt
 
     def as_tool_result(self, call: ToolCall) -> ToolResult:
         """What the parent's model reads about this subagent."""
-        result = self.result
-        if result is None:
-            why = str(self.failure) if self.failure else "cave_run_aborted: it never started"
-            return ToolResult(call.id, call.name, why, is_error=True)
-        lines = [line for receipt in result.receipt.walk() for line in receipt.lines]
+        if self.result is None:
+            return ToolResult(call.id, call.name, str(self.failure), is_error=True)
+        return ToolResult(call.id, call.name, plain_json(self.told()))
+
+    def told(self) -> JSONObject:
+        """What a parent's model is told of this subagent when it has ended."""
+        result, receipt = self.result, self.receipt
+        lines = [line for each in receipt.walk() for line in each.lines]
         measured = all(line.basis == "provider_reported" for line in lines)
-        told = {
-            "text": result.text,
-            "agent_id": result.agent_id,
+        told: dict[str, Any] = {
+            "text": "".join(self._text),
+            "agent_id": self.agent.id,
             "usage_basis": "provider_reported" if measured else "unavailable",
             "input_tokens": sum(
                 line.input_tokens + line.cache_read_tokens + line.cache_write_tokens
@@ -685,12 +865,14 @@ class Invocation:
             ),
             "output_tokens": sum(line.output_tokens for line in lines),
             "cost_usd": f"{sum((line.usd for line in lines), Decimal(0)):f}",
-            "stop_reason": result.stop_reason,
+            "stop_reason": receipt.stop_reason,
             "claim_basis": "inferred",
         }
-        if not result.complete:
+        if result is None:
+            told["error"] = str(self.failure)
+        elif not result.complete:
             told["stop_detail"] = result.stop_detail
-        return ToolResult(call.id, call.name, plain_json(told))
+        return told
 
     def take(self) -> Result:
         """The result of a run that has ended.
@@ -702,18 +884,6 @@ class Invocation:
             raise self.failure
         assert self.result is not None, self
         return self.result
-
-
-@attrs.define(eq=False)
-class _PendingCall:
-    """A tool call that was decided, and the result it gets exactly once."""
-
-    call: ToolCall
-    # What it waits for; None where it was refused.
-    actor: Actor | None = None
-    # The way to that actor, where it is a subagent.
-    admission: Admission | None = None
-    result: ToolResult | None = None
 
 
 class _OutputProblem(TreewardenError):
@@ -767,6 +937,19 @@ def _wrap_up_request(reason: str) -> Message:
             Text(
                 f"Wrap up now: {reason}. Give your final answer from what you have, without "
                 "calling any tool."
+            ),
+        ),
+    )
+
+
+def _insistence(running: list[str]) -> Message:
+    return Message(
+        "user",
+        (
+            Text(
+                f"Your answer is not accepted yet: {', '.join(running)} still run in the "
+                "background. Wait for them with cave_wait or end them with cave_cancel, then "
+                "answer."
             ),
         ),
     )

@@ -19,6 +19,7 @@ import attrs
 from treewarden.ledgers import Money, usd
 from treewarden.protocols import JSONObject, ToolSpec, UsageError
 
+from ._oversight import OVERSIGHT
 from ._schemas import (
     Shape,
     UnknownHint,
@@ -34,6 +35,12 @@ if TYPE_CHECKING:
 
 Effect: TypeAlias = Literal["read", "write", "idempotent", "external"]
 EFFECTS = ("read", "write", "idempotent", "external")
+
+BackgroundPolicy: TypeAlias = Literal["wait", "cancel", "forbid"]
+BACKGROUND_POLICIES = ("wait", "cancel", "forbid")
+
+SiblingPolicy: TypeAlias = Literal["collect", "cancel_siblings"]
+SIBLING_POLICIES = ("collect", "cancel_siblings")
 
 DepsT = TypeVar("DepsT")
 
@@ -114,7 +121,7 @@ class Tool:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Subagent:
-    """An agent offered to another one as a tool with the one argument ``task``."""
+    """An agent offered to another one as a tool that takes a ``task``."""
 
     name: str
     description: str
@@ -126,6 +133,8 @@ class Subagent:
     max_calls: int | None
     max_input_chars: int
     timeout_seconds: float | None
+    # A call of it has its result when the subagent has started, and does not wait for its end.
+    background: bool
 
     effect: typing.ClassVar[Effect] = "read"
 
@@ -135,12 +144,28 @@ class Subagent:
 
     @property
     def spec(self) -> ToolSpec:
-        return ToolSpec(name=self.name, description=self.description, parameters=_TASK_PARAMETERS)
+        parameters = _BACKGROUND_PARAMETERS if self.background else _TASK_PARAMETERS
+        return ToolSpec(name=self.name, description=self.description, parameters=parameters)
 
+
+_TASK: JSONObject = {"type": "string", "description": "What to do, in full."}
 
 _TASK_PARAMETERS: JSONObject = {
     "type": "object",
-    "properties": {"task": {"type": "string", "description": "What to do, in full."}},
+    "properties": {"task": _TASK},
+    "required": ["task"],
+    "additionalProperties": False,
+}
+
+_BACKGROUND_PARAMETERS: JSONObject = {
+    "type": "object",
+    "properties": {
+        "task": _TASK,
+        "resume": {
+            "type": "string",
+            "description": "The id of one that has ended, to go on with what was said in it.",
+        },
+    },
     "required": ["task"],
     "additionalProperties": False,
 }
@@ -167,10 +192,20 @@ class Agent:
     sandbox: Literal["host", "fixture"]
     max_model_calls: int | None
     max_tool_calls: int | None
+    # What its final answer means for background subagents that run or were not read.
+    background: BackgroundPolicy
+    # What a failed tool call means for the other calls of the same reply.
+    on_sibling_failure: SiblingPolicy
+
+    @property
+    def has_background(self) -> bool:
+        return any(isinstance(item, Subagent) and item.background for item in self.tools)
 
     @property
     def specs(self) -> tuple[ToolSpec, ...]:
-        return tuple(item.spec for item in self.tools)
+        """What its model is offered: its tools, and the framework tools that go with them."""
+        own = tuple(item.spec for item in self.tools)
+        return (*own, *OVERSIGHT.values()) if self.has_background else own
 
 
 class _Missing:
@@ -293,6 +328,7 @@ def subagent(
     max_calls: int | None = None,
     max_input_chars: int = DEFAULT_INPUT_CHARS,
     timeout_seconds: float | timedelta | None = None,
+    background: bool = False,
 ) -> Subagent:
     """Offer ``agent`` to another agent as a tool named ``name``.
 
@@ -305,6 +341,9 @@ def subagent(
         max_calls: How often one parent run may call it, refused attempts included.
         max_input_chars: Longest task, in UTF-16 units.
         timeout_seconds: How long one call may take. None: as long as the parent's deadline.
+        background: A call returns at once with the id of the subagent, which goes on beside its
+            parent; the parent's model is offered ``cave_wait``, ``cave_status`` and
+            ``cave_cancel`` for it (see docs/background.md).
 
     Raises:
         UsageError: With what is wrong and how to write it.
@@ -313,6 +352,8 @@ def subagent(
     _check_tool_name(name)
     if not isinstance(agent, Agent) and not callable(agent):
         raise UsageError(f"{what}: agent= is {agent!r}, not an agent. Make one with tw.agent(...).")
+    if type(background) is not bool:
+        raise UsageError(f"{what}: background is {background!r}. Use True or False.")
     most_usd, least_usd = _cap(what, "usd", max_usd, min_usd)
     if max_tokens is not None and max_usd is not None:
         raise UsageError(
@@ -331,6 +372,7 @@ def subagent(
         max_calls=positive_or_none(max_calls, f"{what}: max_calls"),
         max_input_chars=positive(max_input_chars, f"{what}: max_input_chars"),
         timeout_seconds=seconds(timeout_seconds, f"{what}: timeout_seconds"),
+        background=background,
     )
 
 
@@ -362,6 +404,8 @@ def agent(
     sandbox: Literal["host", "fixture"] = "host",
     max_model_calls: int | None = None,
     max_tool_calls: int | None = None,
+    background: BackgroundPolicy = "wait",
+    on_sibling_failure: SiblingPolicy = "collect",
 ) -> Agent:
     """Define an agent.
 
@@ -375,6 +419,13 @@ def agent(
             and below.
         max_model_calls: Calls of one invocation; default 64, or what the tree allows.
         max_tool_calls: The same for tool calls.
+        background: What its final answer means while background subagents run or have results
+            that nobody read. "wait": the run waits for them, hands the results over, and lets the
+            model answer again. "cancel": they are cancelled, and the run is not ``complete``.
+            "forbid": the answer is not accepted while one runs.
+        on_sibling_failure: What a failed tool call means for the other calls of the same reply.
+            "collect": nothing, each has its own result. "cancel_siblings": those that still run
+            are stopped and waited for, and those that have not begun are not run.
 
     Raises:
         UsageError: With what is wrong and how to write it.
@@ -391,6 +442,8 @@ def agent(
             f'{what}: sandbox is {sandbox!r}. Use "host" or "fixture"; confined workers '
             '("required") do not exist yet.'
         )
+    _check_policy(what, "background", background, BACKGROUND_POLICIES)
+    _check_policy(what, "on_sibling_failure", on_sibling_failure, SIBLING_POLICIES)
     offered = _checked_tools(what, tools)
     declared = output if isinstance(output, Output) or output is None else _output(output)
     return Agent(
@@ -402,6 +455,8 @@ def agent(
         sandbox=sandbox,
         max_model_calls=_calls(max_model_calls, "max_model_calls"),
         max_tool_calls=_calls(max_tool_calls, "max_tool_calls"),
+        background=background,
+        on_sibling_failure=on_sibling_failure,
     )
 
 
@@ -498,6 +553,12 @@ def _check_effect(what: str, effect: Any) -> None:
             '"idempotent" or "external".',
             code="cave_tool_definition_invalid",
         )
+
+
+def _check_policy(what: str, name: str, policy: Any, policies: tuple[str, ...]) -> None:
+    if policy not in policies:
+        known = ", ".join(f'"{each}"' for each in policies)
+        raise UsageError(f"{what}: {name} is {policy!r}. Use one of {known}.")
 
 
 def _check_parameters(what: str, parameters: Mapping[str, Any]) -> None:

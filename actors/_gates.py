@@ -6,13 +6,14 @@ values; the loop carries them out. The order of the checks is the contract's (2.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import attrs
 
 from treewarden.protocols import BadArguments, ToolCall
 
-from ._definitions import Agent, Subagent, Tool
+from ._definitions import Agent, BackgroundPolicy, Subagent, Tool
+from ._oversight import OVERSIGHT, Order, order_of
 from ._schemas import Mismatch
 
 DEFAULT_CALLS = 64
@@ -55,12 +56,25 @@ class Delegate:
     call: ToolCall
     subagent: Subagent
     task: str
+    # The id of an ended background child whose conversation the task goes on with, or None.
+    resume: str | None = None
+
+
+@attrs.frozen
+class Oversee:
+    """Carry out what the model wants of its background subagents."""
+
+    call: ToolCall
+    order: Order
 
 
 @attrs.frozen
 class Refuse:
     call: ToolCall
     blocked: Blocked
+
+
+Decision: TypeAlias = RunTool | Delegate | Oversee | Refuse
 
 
 def own_limit(declared: int | None, tree_limit: int | None) -> int:
@@ -89,7 +103,7 @@ def tool_gate(
     calls_started: int,
     limit: int,
     was_clamped: bool,
-) -> RunTool | Delegate | Refuse:
+) -> Decision:
     """Decide about one call of a reply. Every call gets exactly one decision.
 
     Args:
@@ -101,8 +115,10 @@ def tool_gate(
             call, "cave_tool_call_budget_exceeded", f"this run used all of its {limit} tool calls"
         )
     item = offered.get(call.name)
+    if item is None and agent.has_background and call.name in OVERSIGHT:
+        return _oversee(call, was_clamped)
     if item is None:
-        names = ", ".join(offered) or "none"
+        names = ", ".join(spec.name for spec in agent.specs) or "none"
         return _refuse(call, "cave_unknown_tool", f"there is no tool {call.name!r}; known: {names}")
     if call.bad_arguments is not None:
         return Refuse(call, _bad_arguments(call.bad_arguments, was_clamped))
@@ -121,7 +137,7 @@ def tool_gate(
     return RunTool(call, item, arguments)
 
 
-def runs_side_by_side(decisions: list[RunTool | Delegate | Refuse]) -> bool:
+def runs_side_by_side(decisions: list[Decision]) -> bool:
     """Calls of one reply run concurrently only when all of them merely read."""
     return all(
         not isinstance(decision, RunTool) or decision.tool.effect == "read"
@@ -129,13 +145,43 @@ def runs_side_by_side(decisions: list[RunTool | Delegate | Refuse]) -> bool:
     )
 
 
+AtAnswer: TypeAlias = Literal["accept", "hand over", "drop", "insist"]
+
+
+def answer_gate(
+    policy: BackgroundPolicy, *, running: int, unread: int, has_tool_calls_left: bool
+) -> AtAnswer:
+    """Say what becomes of a final answer while background subagents run or were not read.
+
+    Args:
+        unread: How many have a result that nobody read, or will have one.
+        has_tool_calls_left: The model can still wait or cancel, if it is told to.
+    """
+    if not unread:
+        return "accept"
+    if policy == "cancel":
+        return "drop"
+    if policy == "forbid" and running and has_tool_calls_left:
+        return "insist"
+    return "hand over"
+
+
+def _oversee(call: ToolCall, was_clamped: bool) -> Oversee | Refuse:
+    if call.bad_arguments is not None:
+        return Refuse(call, _bad_arguments(call.bad_arguments, was_clamped))
+    try:
+        return Oversee(call, order_of(call.name, call.arguments))
+    except Mismatch as mismatch:
+        return _refuse(call, f"cave_tool_input_schema_mismatch:{call.name}", str(mismatch))
+
+
 def _delegate(call: ToolCall, item: Subagent) -> Delegate | Refuse:
-    task = call.arguments.get("task")
-    if not isinstance(task, str) or set(call.arguments) != {"task"}:
+    task, resume = call.arguments.get("task"), call.arguments.get("resume")
+    names = {"task", "resume"} if item.background and isinstance(resume, str) else {"task"}
+    if not isinstance(task, str) or set(call.arguments) != names:
+        takes = '"task": "…", "resume": "id"' if item.background else '"task": "…"'
         return _refuse(
-            call,
-            "cave_subagent_arguments_invalid",
-            f'{item.name} takes {{"task": "…"}} and no more',
+            call, "cave_subagent_arguments_invalid", f"{item.name} takes {{{takes}}} and no more"
         )
     units = len(task.encode("utf-16-le", "surrogatepass")) // 2
     if units > item.max_input_chars:
@@ -144,7 +190,7 @@ def _delegate(call: ToolCall, item: Subagent) -> Delegate | Refuse:
             "cave_subagent_input_limit",
             f"the task has {units} characters; {item.name} takes {item.max_input_chars}",
         )
-    return Delegate(call, item, task)
+    return Delegate(call, item, task, resume if isinstance(resume, str) else None)
 
 
 def _bad_arguments(why: BadArguments, was_clamped: bool) -> Blocked:

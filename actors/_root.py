@@ -20,7 +20,13 @@ import anyio.lowlevel
 import attrs
 
 from treewarden.ledgers import Kind, Lease, LeaseRequest, Outcome, TreeLedger
-from treewarden.protocols import JournalFailed, SupervisorCancelled, TreeCrashed, UsageError
+from treewarden.protocols import (
+    JournalFailed,
+    RefusedError,
+    SupervisorCancelled,
+    TreeCrashed,
+    UsageError,
+)
 
 from ._actor import Actor, StopKind, to_the_end
 from ._admission import Admission
@@ -280,12 +286,14 @@ class RootSupervisor:
         *,
         on_ending: Callable[[Actor], None] | None = None,
         on_end: Callable[[Actor], None] | None = None,
+        on_refused: Callable[[RefusedError], None] | None = None,
         max_attempts: int | None = None,
     ) -> Admission:
         """Start an actor below ``parent`` as soon as the tree has room for it.
 
         Args:
             on_ending, on_end: Called synchronously right before and after its lease is given back.
+            on_refused: Called when it is refused after it waited; it must not ask the ledger.
 
         Raises:
             RefusedError: Nothing was started, and waiting would not help or is not allowed.
@@ -310,9 +318,13 @@ class RootSupervisor:
                     self, got.outcome, parent, body, on_ending=on_ending, on_end=on_end
                 )
                 self._launch_later(actor)
+                admission.tell()
             elif got.outcome is None:
-                admission.entry = None
-            admission.tell()
+                admission.leave(f"{parent.path} is closing")
+            else:
+                if on_refused is not None:
+                    on_refused(got.outcome)
+                admission.tell()
 
         got.on_ready = answered
         return admission

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from treewarden.protocols import (
+    ActorStopped,
     RunEnded,
     RunEvent,
     RunFailed,
@@ -131,19 +132,30 @@ class RunStream:
         await self._start.finish()
         return self._start.take()
 
-    def cancel(self, reason: str) -> None:
-        """Ask the run and everything below it to end, with a reason that reaches every receipt."""
-        actor = self._required()
-        actor.root.require_owner()
-        actor.stop(StopKind.CANCELLED, reason)
+    def cancel(self, reason: str, *, path: str | None = None) -> None:
+        """Ask the run and everything below it to end, with a reason that reaches every receipt.
 
-    def send(self, text: str) -> None:
+        Args:
+            path: Ask only this subagent, and what is below it. No effect where it has ended.
+        """
+        actor = self._actor_at(path)
+        if actor is not None:
+            actor.stop(StopKind.CANCELLED, reason)
+
+    def send(self, text: str, *, path: str | None = None) -> None:
         """Say something to the running agent; it reads it before its next model call.
 
+        Args:
+            path: Say it to this subagent instead.
+
         Raises:
-            ActorStopped: The run is over, or on its last call.
+            ActorStopped: It is over, ending, or on its last call; nothing will come of it.
         """
-        self._live_invocation().send(text)
+        actor = self._actor_at(path)
+        if actor is None or actor.state in (State.STOPPING, State.ENDED):
+            raise ActorStopped(path or self.path)
+        assert isinstance(actor.body, Invocation), actor
+        actor.body.send(text)
 
     def wrap_up(self, reason: str) -> None:
         """Ask the run and all below it for a final answer: their next model call is their last.
@@ -196,6 +208,15 @@ class RunStream:
     def path(self) -> str:
         """The run's place in its tree."""
         return self._required().path
+
+    def _actor_at(self, path: str | None) -> Actor | None:
+        """The run, or the live subagent with that path below it."""
+        actor = self._required()
+        actor.root.require_owner()
+        if path is None or path == actor.path:
+            return actor
+        below = (a for a in actor.below() if isinstance(a.body, Invocation))
+        return next((a for a in below if a.path == path), None)
 
     def _live_invocation(self) -> Invocation:
         self._required().root.require_owner()

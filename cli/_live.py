@@ -44,6 +44,8 @@ _TAIL_CHARS = 300
 _SHORTEST_TAIL = 16
 _NUMBERS_WIDTH = 54
 
+_FRAMEWORK_TOOLS = {"cave_wait": "waits", "cave_cancel": "cancels one"}
+
 
 class Progress(Protocol):
     """Somebody who watches a run. Open while it goes on."""
@@ -110,8 +112,8 @@ class Lines(Quiet):
 
 def _line(event: RunEvent) -> str | None:
     match event:
-        case RunStarted():
-            return "started"
+        case RunStarted(is_in_background=is_in_background):
+            return "started in the background" if is_in_background else "started"
         case CallEnded(line=line):
             came_in = line.tokens - line.output_tokens
             money = "no price" if line.is_unpriced else f"${line.usd:f}"
@@ -139,6 +141,8 @@ class Row:
     children: list[Row] = attrs.field(factory=list["Row"])
     # Names of its tool calls by node, those that are over included until somebody looks.
     tools: dict[int, str] = attrs.field(factory=dict[int, str])
+    # It goes on beside the one that started it.
+    is_in_background: bool = False
     # The model it asks, and the end of what that is writing.
     model: str = ""
     tail: str = ""
@@ -193,6 +197,8 @@ class Picture:
         if row is None:
             return
         match event:
+            case RunStarted(is_in_background=is_in_background):
+                row.is_in_background = is_in_background
             case CallStarted(model=model):
                 row.model, row.tail = model, ""
             case TextWritten(text=text):
@@ -217,7 +223,10 @@ class Picture:
             return "waits for a call slot"
         if holds:
             return " ".join(plain(row.tail).split()) or f"asks {row.model}"
-        return ", ".join(row.tools.values()) or ("waits" if row.node.live_children else "")
+        if not row.tools:
+            return "waits" if row.node.live_children else ""
+        # What it does for its background subagents is no tool of the user's.
+        return ", ".join(_FRAMEWORK_TOOLS.get(name, name) for name in row.tools.values())
 
 
 # --- drawing it -----------------------------------------------------------------------------------
@@ -322,7 +331,7 @@ def _cells(picture: Picture, guide: str, item: Shown, elapsed: float, tail: int)
         yield Text(f"{item.running} running, {item.over} ended", "dim")
         return
     node, wallet, is_alive = item.node, item.own_wallet, picture.is_alive(item)
-    yield Text.assemble((guide, "dim"), last_name(node.path))
+    yield Text.assemble((guide, "dim"), last_name(node.path), (_aside(item), "dim"))
     yield _mark(picture, item, elapsed)
     yield Text(f"{node.model_calls:,}")
     yield Text(f"{node.tokens:,}")
@@ -334,6 +343,11 @@ def _cells(picture: Picture, guide: str, item: Shown, elapsed: float, tail: int)
     else:
         reason = item.stop_reason or "ended"
         yield Text(plain(reason), ended_style(reason))
+
+
+def _aside(row: Row) -> str:
+    """What marks a subagent that nobody waits for, as a shell would."""
+    return " &" if row.is_in_background else ""
 
 
 def _mark(picture: Picture, row: Row, elapsed: float) -> Text:

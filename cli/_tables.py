@@ -250,6 +250,10 @@ def _notes(receipt: Receipt, *, with_root: bool) -> Iterator[Text]:
     refusals = [("refused", refusal) for r in every for refusal in r.refusals]
     for what, times, refusal in _grouped(refusals, lambda refusal: refusal.code):
         yield _note(what, refusal.message, times, _LIMITED)
+    reports = [("background", _stop_report(r)) for r in every if r.background]
+    for what, times, report in _grouped(reports, lambda report: report):
+        if _NOT_READ in report:
+            yield _note(what, report, times, _LIMITED)
     faults = [("fault", fault) for r in every for fault in r.faults]
     for what, times, fault in _grouped(faults, lambda fault: fault):
         yield _note(what, fault, times, _BAD)
@@ -258,6 +262,18 @@ def _notes(receipt: Receipt, *, with_root: bool) -> Iterator[Text]:
         yield _note("carried", f"{amount} were spent before under the same limit", 1, "")
     if receipt.total.is_unpriced:
         yield _note("no price", "some models have no known price; their USD count 0", 1, "")
+
+
+_NOT_READ = " (not read)"
+
+
+def _stop_report(receipt: Receipt) -> str:
+    """How the background subagents of one node ended, in that order."""
+    ends = (
+        f"{last_name(row.path)} {row.stop_reason}{'' if row.was_read else _NOT_READ}"
+        for row in receipt.background
+    )
+    return f"{last_name(receipt.path)}: {', '.join(ends)}"
 
 
 def _grouped(items: list[tuple[str, T]], kind: Callable[[T], str]) -> Iterator[tuple[str, int, T]]:

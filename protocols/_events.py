@@ -20,6 +20,8 @@ class RunStarted:
     path: str
     run_id: str
     agent_id: str
+    # It goes on beside the agent that started it, which did not wait for it.
+    is_in_background: bool = False
 
 
 @attrs.frozen

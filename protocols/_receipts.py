@@ -87,6 +87,18 @@ class Refusal:
 
 
 @attrs.frozen(kw_only=True)
+class BackgroundRow:
+    """How one background subagent ended. Its own receipt is among ``subagents``."""
+
+    path: str
+    # As on its receipt: "cancelled" where it was cut off, else what it came to by itself.
+    stop_reason: str
+    reason: str = ""
+    # The model of whoever started it was given the result.
+    was_read: bool = False
+
+
+@attrs.frozen(kw_only=True)
 class TrancheRow:
     """A staged release. ``amount`` is in the receipt's denomination."""
 
@@ -171,6 +183,8 @@ class Receipt:
     subagents: tuple[Receipt, ...] = ()
     tranches: tuple[TrancheRow, ...] = ()
     refusals: tuple[Refusal, ...] = ()
+    # The stop report: its background subagents in the order they ended, each once.
+    background: tuple[BackgroundRow, ...] = ()
     # What went wrong beside the outcome: clean-up that raised, abandoned threads.
     faults: tuple[str, ...] = ()
     # Processes that had to be killed, by name. Empty until tools run confined.
@@ -236,7 +250,7 @@ class Receipt:
         own, below, total = self.own, self.descendants, self.total
         return {
             "schema": OUR_SCHEMA,
-            **_plain(self, skip=("lines", "tools", "subagents", "tranches", "refusals")),
+            **_plain(self, skip=_ROWS),
             "own": _plain(own),
             "descendants": _plain(below),
             "total": _plain(total),
@@ -244,6 +258,7 @@ class Receipt:
             "tools": [_plain(row) for row in self.tools],
             "tranches": [_plain(row) for row in self.tranches],
             "refusals": [_plain(row) for row in self.refusals],
+            "background": [_plain(row) for row in self.background],
             "subagents": [child.to_json() for child in self.subagents],
         }
 
@@ -291,6 +306,10 @@ class Receipt:
             "breakers": [],
             "compactions": [],
         }
+
+
+# Fields of a receipt that are written out row by row.
+_ROWS = ("lines", "tools", "subagents", "tranches", "refusals", "background")
 
 
 def _plain(value: attrs.AttrsInstance, *, skip: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -64,6 +64,29 @@ silent = tw.agent(
 unpriced = tw.agent(
     id="unpriced", instructions="Cost?", model=ScriptedModel([Reply("well")], price=None)
 )
+
+
+def delegating(policy, turns):
+    """A boss that starts two in the background and answers before they have ended."""
+    worker = tw.agent(
+        id="worker", instructions="Work.", model=ScriptedModel(lambda _: Reply("found", delay=0.05))
+    )
+    work = tw.subagent(name="work", description="Work.", agent=worker, background=True)
+    start = Reply(tool_calls=[("work", {"task": task}) for task in ("oaks", "elms")])
+    return tw.agent(
+        id=policy,
+        instructions="Delegate.",
+        model=ScriptedModel([start, *turns]),
+        tools=[work],
+        background=policy,
+    )
+
+
+patient = delegating("wait", [Reply("wait"), Reply("All was found.")])
+hasty = delegating("cancel", [Reply("Never mind.")])
+strict = delegating(
+    "forbid", [Reply("Now?"), Reply(tool_calls=[("cave_wait", {})]), Reply("All was found.")]
+)
 is_open = tw.agent(id="is-open", instructions="Any model.")
 '''
 

@@ -190,6 +190,28 @@ def test_a_limit_on_calls_exits_with_3_and_keeps_the_partial_text(treewarden: Co
     assert value["text"] == "I divide it."
 
 
+@pytest.mark.parametrize("agent", ["patient", "strict"])
+def test_a_run_whose_background_was_waited_for_exits_with_0(
+    treewarden: Command, agent: str
+) -> None:
+    said = treewarden("run", f"agents.py:{agent}", "x")
+    assert (said.code, said.out) == (0, "All was found.\n")
+    assert "work#1: started in the background" in said.err
+    assert "not read" not in said.err
+
+
+def test_an_answer_that_dropped_its_background_exits_with_3_and_says_who_was_cancelled(
+    treewarden: Command,
+) -> None:
+    said = treewarden("run", "agents.py:hasty", "x")
+    assert (said.code, said.out) == (3, "Never mind.\n")
+    verdict = said.err.splitlines()[-1]
+    assert verdict.startswith("treewarden: stopped by background_dropped: ")
+    assert "work#1, work#2 cancelled" in verdict
+    (report,) = [line for line in said.err.splitlines() if line.startswith("background: cancel#1")]
+    assert report.count("cancelled (not read)") == 2
+
+
 def test_limits_reach_the_tree(treewarden: Command) -> None:
     said = treewarden("run", "agents.py:support", "x", "--max-subagents", "1")
     assert "refused: cave_subagent_invocation_limit" in said.err
