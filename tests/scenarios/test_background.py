@@ -371,6 +371,7 @@ def test_E16_reading_twice_adds_nothing_and_resuming_adds_only_the_new_part(
         assert json.loads(both)["results"][0] == json.loads(once)["results"][0]
         (told,) = read(resumed)
         assert (told["id"], told["text"]) == ("work#6", "after first")
+        assert len(result.receipt.subagents) == 3
         assert {child.path: child.cost_usd for child in result.receipt.subagents} == {
             f"{BOSS}/work#1": Decimal("0.033"),
             f"{BOSS}/work#2": Decimal("0.033"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -227,6 +228,7 @@ def test_E42_E43_the_paid_result_stays_and_the_slow_sibling_is_cancelled_and_awa
         async def scenario(made: Bench = made, witness: Witness = witness) -> None:
             result = await tw.run(made.boss, "go", **witness.options)
             check_stopped_at_the_failure(made, result)
+            assert [t.name for t in anyio.get_running_tasks() if "root/" in (t.name or "")] == []
             check_books(witness, result.receipt, made.model)
 
         VirtualClock().run(scenario, backend=backend, seed=seed)
@@ -334,6 +336,35 @@ def test_a_subagent_that_the_ledger_refuses_is_no_failure_either(backend: Backen
         result = await tw.run(boss, "go", limits=limits, **witness.options)
         assert [one.is_error for one in results_of(result)] == [False, False, True]
         check_books(witness, result.receipt, planner, worker)
+
+    VirtualClock().run(scenario, backend=backend)
+
+
+@both_backends
+def test_a_blocking_sibling_that_does_not_stop_is_abandoned_and_holds_nobody_up(
+    backend: Backend,
+) -> None:
+    made, is_over = bench("cancel_siblings", ValueError("it is broken")), threading.Event()
+
+    @tw.tool(effect="read", runs="host", timeout_seconds=None)
+    def block() -> str:
+        """Block."""
+        is_over.wait()
+        return "too late"
+
+    async def scenario() -> None:
+        model = ScriptedModel(asks_once(("block", {}), ("fail", {})))
+        boss = attrs.evolve(made.boss, model=model, tools=(*made.boss.tools, block))
+        witness = Witness()
+        try:
+            result = await tw.run(boss, "go", **witness.options)
+        finally:
+            is_over.set()
+        blocked, _ = results_of(result)
+        assert blocked.content == "cave_run_aborted: fail (call-1-2) of the same reply failed"
+        (fault,) = result.receipt.faults
+        assert "its thread did not stop and was abandoned" in fault
+        check_books(witness, result.receipt, model)
 
     VirtualClock().run(scenario, backend=backend)
 
