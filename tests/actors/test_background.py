@@ -444,6 +444,29 @@ def test_a_failed_sibling_ends_a_wait_but_not_the_one_that_is_waited_for(
 
 
 @both_backends
+def test_a_last_answer_that_drops_who_still_runs_is_no_success_either(backend: Backend) -> None:
+    """Wrapped up during a tool call; the worker, in a long call of its own, is not waited for."""
+
+    async def scenario() -> None:
+        turns = [calls(*tasks("work", 1)), calls(("cave_wait", {"timeout_seconds": 3}))]
+        made, witness = plan(*turns, Reply("last", delay=1), policy="cancel"), Witness()
+        async with tw.stream(made.boss, "go", **witness.tree_options) as run:
+            async for event in run:
+                witness.hear(event)
+                if len(made.planner.requests) == 2:
+                    run.wrap_up("closing time")
+                    break
+            result = await run.result()
+        assert VirtualClock.running().monotonic() == 4.0
+        assert (result.stop_reason, result.text) == ("background_dropped", "last")
+        assert result.receipt.lines[-1].purpose == "final"
+        assert stop_reasons(result.receipt) == ["cancelled"]
+        made.check(witness, result.receipt)
+
+    VirtualClock().run(scenario, backend=backend)
+
+
+@both_backends
 def test_wrapping_up_hands_over_nothing_where_nothing_has_ended(backend: Backend) -> None:
     async def scenario() -> None:
         made = plan(calls(*tasks("work", 1)), calls(("cave_status", {})), policy="cancel")

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import resource
 import select
 import signal
@@ -268,6 +269,15 @@ def test_a_terminal_shows_the_tree_while_it_runs_then_answer_and_receipt(folder:
     assert "only#1" in after
     assert "total" in after
     assert "\x1b]0;evil" not in written
+
+
+def test_a_terminal_marks_subagents_in_the_background(folder: Path) -> None:
+    agents = folder / "agents.py"
+    agents.write_text(agents.read_text().replace("delay=0.05", "delay=0.5"))
+    code, written = on_a_terminal(folder, "run", "agents.py:strict", "x", rows=16, columns=90)
+    assert code == 0
+    assert "work#1 &" in re.sub(r"\x1b\[[\d;]*m", "", written)
+    assert "waits" in written
 
 
 def test_a_prompt_is_not_awaited_on_a_terminal(folder: Path) -> None:
