@@ -89,6 +89,10 @@ class Actor:
         if self.task is not None:
             self.task.cancel()
 
+    def strike(self, now: float) -> None:
+        """Its deadline is here."""
+        self.stop(StopKind.DEADLINE, "its deadline has passed")
+
     async def wait(self) -> None:
         """Return when the actor has ended and given everything back."""
         if self.state is State.ENDED:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ from treewarden.ledgers import (
 from treewarden.protocols import (
     ActorStopped,
     CallEnded,
+    CallIdle,
     CallStarted,
     FinishReason,
     JSONObject,
@@ -77,14 +79,17 @@ from ._gates import (
     RunTool,
     answer_gate,
     call_gate,
+    deadline_gate,
     own_limit,
     runs_side_by_side,
+    too_late,
     tool_gate,
 )
-from ._limits import Funding
+from ._limits import CallTimes, Funding
 from ._models import Auto, Brief, Model, ModelSession
 from ._schemas import Mismatch, plain_json
 from ._siblings import PendingCall, Siblings
+from ._silence import Silence
 from ._slot import Slot, slot_of
 from ._tools import ToolRun
 
@@ -103,6 +108,7 @@ class RunSettings:
     deps: Any
     approve: ToolCallback | None
     funding: Funding
+    times: CallTimes
     # Where events go, or None: nobody listens.
     tell: Callable[[RunEvent], None] | None
 
@@ -154,17 +160,23 @@ class Result:
 class _CallSink:
     """What one model call reports, handed on to the hold and to whoever listens."""
 
-    def __init__(self, invocation: Invocation, hold: Hold) -> None:
-        self._invocation, self._hold = invocation, hold
+    def __init__(self, invocation: Invocation, hold: Hold, silence: Silence | None) -> None:
+        self._invocation, self._hold, self._silence = invocation, hold, silence
         self.progress: Progress = hold.progress
 
     def sent(self) -> None:
         self._hold.is_sent = True
 
+    def alive(self) -> None:
+        if self._silence is not None:
+            self._silence.heard_at = self._invocation.now()
+
     def text(self, text: str) -> None:
+        self.alive()
         self._invocation.hear(text)
 
     def thought(self, text: str) -> None:
+        self.alive()
         self._invocation.hear_thought(text)
 
 
@@ -431,16 +443,20 @@ class Invocation:
         if halt is not None:
             return halt
         hold = await self._fund(self._ask(purpose))
+        if isinstance(hold, Halt):
+            return hold
         if isinstance(hold, Stop):
             return Halt(hold.reason, str(hold.refusal))
         stop = await self._take_slot(hold)
         if stop is not None:
             ledger.release(hold, clock.monotonic())
-            return Halt(stop.reason, str(stop.refusal))
+            return stop
         self._calls_made += 1
         self._text.clear()
         sent_messages, sent_bytes = len(self.messages), self._message_bytes
         reply = await self._send(hold)
+        if isinstance(reply, Halt):
+            return reply
         charge = self._settle(hold, Ending.FINISHED)
         counted = charge.usage.context_tokens if charge.basis == "provider_reported" else 0
         if counted:
@@ -480,56 +496,106 @@ class Invocation:
             ceiling += TOKENS_PER_MESSAGE * (len(self.messages) - up_to_messages)
         return ceiling if window is None else min(ceiling, window)
 
-    async def _fund(self, ask: Ask) -> Hold | Stop:
-        root = self._actor.root
-        funded = root.ledger.fund(self._actor.lease, ask, root.clock.monotonic())
+    # --- waiting for a call's money and slot, at most until it is too late to send it -----------
+
+    def now(self) -> float:
+        return self._actor.root.clock.monotonic()
+
+    @property
+    def _time_left(self) -> float:
+        """Seconds to the deadline."""
+        deadline = self._actor.lease.node.deadline
+        return math.inf if deadline is None else deadline - self.now()
+
+    @property
+    def _latest_send(self) -> float:
+        """The last instant at which a call may be sent."""
+        deadline = self._actor.lease.node.deadline
+        return math.inf if deadline is None else deadline - self.settings.times.min_call_seconds
+
+    def _waited_too_long(self, waited_for: str) -> Halt:
+        least = self.settings.times.min_call_seconds
+        return too_late(self._time_left, least, waited_for=waited_for)
+
+    async def _fund(self, ask: Ask) -> Hold | Stop | Halt:
+        ledger, lease = self._actor.root.ledger, self._actor.lease
+        halt = deadline_gate(self._time_left, self.settings.times.min_call_seconds)
+        if halt is not None:
+            return halt
+        funded = ledger.fund(lease, ask, self.now())
         if not isinstance(funded, Ticket):
             return funded
-        await self._wait_for(funded)
-        if funded.outcome is None:
-            # It waited as long as it may; what is there now is all there is.
-            root.ledger.leave(funded, root.clock.monotonic())
-            ask = attrs.evolve(ask, wait=False)
-            settled = root.ledger.fund(self._actor.lease, ask, root.clock.monotonic())
-            assert not isinstance(settled, Ticket), settled
-            return settled
-        return funded.outcome
-
-    async def _wait_for(self, ticket: Ticket) -> None:
+        latest = self._latest_send
+        longest = self.settings.funding.max_wait_seconds
+        until = latest if longest is None else min(latest, self.now() + longest)
         ready = anyio.Event()
-        ticket.on_ready = ready.set
-        if self.settings.funding.max_wait_seconds is None:
-            await ready.wait()
-            return
-        with anyio.move_on_after(self.settings.funding.max_wait_seconds):
-            await ready.wait()
+        funded.on_ready = ready.set
+        await _wait_until(ready, until)
+        if funded.outcome is not None:
+            return funded.outcome
+        ledger.leave(funded, self.now())
+        if until == latest:
+            return self._waited_too_long(f"money on {funded.wallet.path}")
+        # It waited as long as it may; what is there now is all there is.
+        settled = ledger.fund(lease, attrs.evolve(ask, wait=False), self.now())
+        assert not isinstance(settled, Ticket), settled
+        return settled
 
-    async def _take_slot(self, hold: Hold) -> Stop | None:
+    async def _take_slot(self, hold: Hold) -> Halt | None:
         root = self._actor.root
-        taken = root.ledger.dispatch(hold, root.clock.monotonic())
+        taken = root.ledger.dispatch(hold, self.now())
         if isinstance(taken, Stop):
-            return taken
+            return Halt(taken.reason, str(taken.refusal))
         if not taken:
             ready = anyio.Event()
             hold.on_slot = ready.set
-            await ready.wait()
+            await _wait_until(ready, self._latest_send)
         if root.journal_failure is not None:
             # The call could not be written down, so it must not leave: here its actor is cancelled.
             await anyio.lowlevel.checkpoint()
-        return hold.stop
+        if hold.stop is not None:
+            return Halt(hold.stop.reason, str(hold.stop.refusal))
+        return None if hold.is_dispatched else self._waited_too_long("a call slot")
 
-    async def _send(self, hold: Hold) -> Reply:
+    # --- the call itself -------------------------------------------------------------------------
+
+    async def _send(self, hold: Hold) -> Reply | Halt:
         if self.settings.tell is not None:
             self.settings.tell(CallStarted(self._actor.path, self.model.id, hold.output_tokens))
+        idle = self.settings.times.idle_timeout_seconds
         try:
-            return await self._session.call(
-                self.messages, hold.output_tokens, _CallSink(self, hold)
-            )
+            if idle is None:
+                return await self._answer_to(hold, None)
+            return await self._send_watched(hold, Silence(idle, self.now(), self._warn_of_silence))
         except ProviderError as error:
             if error.usage is not None:
                 hold.progress.usage = error.usage
             self._settle(hold, _ending_of(hold, error), note=str(error))
             raise
+
+    async def _answer_to(self, hold: Hold, silence: Silence | None) -> Reply:
+        sink = _CallSink(self, hold, silence)
+        return await self._session.call(self.messages, hold.output_tokens, sink)
+
+    async def _send_watched(self, hold: Hold, silence: Silence) -> Reply | Halt:
+        root = self._actor.root
+        root.watch(hold.id, silence.rings_at, silence.ring)
+        try:
+            with silence.scope:
+                return await self._answer_to(hold, silence)
+        finally:
+            root.unwatch(hold.id)
+        why = (
+            f"the model call was silent for {silence.ended_after_seconds:g} s (idle_timeout "
+            f"{silence.limit_seconds:g} s), after {hold.progress.deltas} pieces of its answer"
+        )
+        self._settle(hold, Ending.BROKEN if hold.is_sent else Ending.NOT_SENT, note=why)
+        return Halt("stalled", why)
+
+    def _warn_of_silence(self, seconds: float) -> None:
+        idle = self.settings.times.idle_timeout_seconds
+        if self.settings.tell is not None and idle is not None:
+            self.settings.tell(CallIdle(self._actor.path, seconds, idle))
 
     def _settle(self, hold: Hold, ending: Ending, *, note: str | None = None) -> Charge:
         root, model = self._actor.root, self.model
@@ -892,6 +958,15 @@ class _OutputProblem(TreewardenError):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(f"{code}: {message}")
         self.code, self.message = code, message
+
+
+async def _wait_until(ready: anyio.Event, instant: float) -> None:
+    """Return when ``ready`` is set, or at ``instant``."""
+    if instant == math.inf:
+        await ready.wait()
+        return
+    with anyio.CancelScope(deadline=instant):
+        await ready.wait()
 
 
 def _end_of(reply: Reply, was_clamped: bool, limit: int) -> Halt:

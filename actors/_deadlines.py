@@ -1,4 +1,4 @@
-"""Deadlines of a whole tree, with one timer.
+"""Alarms of a whole tree, with one timer.
 
 Nearly every tool call has a deadline and nearly none reaches it. A timer for each would cost more
 than the rest of its bookkeeping; here setting one is a push onto a heap, and one task of the tree
@@ -9,47 +9,48 @@ from __future__ import annotations
 
 import heapq
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 
 import anyio
-
-from ._actor import Actor, StopKind
 
 if TYPE_CHECKING:
     from ._clock import Clock
 
-# Entries of ended actors are swept when they are this many more than those of live ones.
+Ring: TypeAlias = Callable[[float], float | None]
+"""What happens when an alarm goes off: told the instant, it returns the next one, or None."""
+
+# Entries of alarms that are off are swept when they are this many more than those that are set.
 _SWEEP_AT = 256
 
 
 class Deadlines:
-    """Stops actors at their instants."""
+    """Rings at set instants."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        # Live actors with a deadline of their own, by lease id.
-        self._actors: dict[int, Actor] = {}
-        # (instant, lease id), earliest first; entries of ended actors stay until they come up.
+        # Alarms that are set, by the id of the lease or hold they belong to.
+        self._rings: dict[int, Ring] = {}
+        # (instant, id), earliest first; entries of what was dropped stay until they come up.
         self._heap: list[tuple[float, int]] = []
         # Set to wake the watch: there is an earlier instant, or it is to end.
         self._news = anyio.Event()
         self._is_over = False
 
-    def set(self, actor: Actor, instant: float) -> None:
-        """Stop ``actor`` at ``instant`` unless it has ended by then."""
-        lease_id = actor.lease.id
-        self._actors[lease_id] = actor
+    def set(self, id_: int, instant: float, ring: Ring) -> None:
+        """Call ``ring`` at ``instant`` unless it is dropped by then."""
+        self._rings[id_] = ring
         heap = self._heap
-        heapq.heappush(heap, (instant, lease_id))
-        if heap[0][1] == lease_id:
+        heapq.heappush(heap, (instant, id_))
+        if heap[0][1] == id_:
             self._news.set()
-        elif len(heap) > 2 * len(self._actors) + _SWEEP_AT:
-            self._heap = [entry for entry in heap if entry[1] in self._actors]
+        elif len(heap) > 2 * len(self._rings) + _SWEEP_AT:
+            self._heap = [entry for entry in heap if entry[1] in self._rings]
             heapq.heapify(self._heap)
 
-    def drop(self, actor: Actor) -> None:
-        """Forget an actor that has ended."""
-        self._actors.pop(actor.lease.id, None)
+    def drop(self, id_: int) -> None:
+        """Forget an alarm, if it is set."""
+        self._rings.pop(id_, None)
 
     def end(self) -> None:
         """Let ``watch`` return."""
@@ -57,21 +58,24 @@ class Deadlines:
         self._news.set()
 
     async def watch(self) -> None:
-        """Stop whose instant has come, until ``end`` is called."""
+        """Ring whatever is due, until ``end`` is called."""
         while not self._is_over:
             self._news = anyio.Event()
             with anyio.CancelScope(deadline=self._strike()):
                 await self._news.wait()
 
     def _strike(self) -> float:
-        """Stop everybody who is late; return the next instant that matters."""
-        heap, now = self._heap, self._clock.monotonic()
-        while heap:
-            instant, lease_id = heap[0]
-            actor = self._actors.get(lease_id)
-            if actor is not None and instant > now:
+        """Ring everything that is due; return the next instant that matters."""
+        now = self._clock.monotonic()
+        while self._heap:
+            instant, id_ = self._heap[0]
+            ring = self._rings.get(id_)
+            if ring is not None and instant > now:
                 return instant
-            heapq.heappop(heap)
-            if actor is not None:
-                actor.stop(StopKind.DEADLINE, "its deadline has passed")
+            heapq.heappop(self._heap)
+            again = None if ring is None else ring(now)
+            if again is not None and id_ in self._rings:
+                heapq.heappush(self._heap, (again, id_))
+            elif ring is not None:
+                self._rings.pop(id_, None)
         return math.inf

@@ -94,6 +94,20 @@ def call_gate(*, calls_made: int, limit: int) -> Halt | None:
     return None
 
 
+def deadline_gate(left_seconds: float, min_call_seconds: float) -> Halt | None:
+    """Say whether there is time for a call."""
+    return None if left_seconds >= min_call_seconds else too_late(left_seconds, min_call_seconds)
+
+
+def too_late(left_seconds: float, min_call_seconds: float, *, waited_for: str = "") -> Halt:
+    """The end of a run that has no time for its next call, or lost it while it waited."""
+    why = (
+        f"{max(0.0, left_seconds):.3g} s are left before the deadline, and no call is sent with "
+        f"less than {min_call_seconds:g} s (min_call_seconds)"
+    )
+    return Halt("deadline", f"{why}; it waited for {waited_for}" if waited_for else why)
+
+
 def tool_gate(
     call: ToolCall,
     *,

@@ -16,9 +16,6 @@ from ._definitions import seconds
 _MAX_COUNT = 1_000_000
 _MAX_DEPTH = 8
 
-# Options of a later version: passing one says so instead of ignoring it.
-_UNSET: Any = object()
-
 
 @attrs.frozen(kw_only=True)
 class Funding:
@@ -103,6 +100,25 @@ class Budget:
         )
 
 
+_MIN_CALL_SECONDS = 1.0
+
+
+@attrs.frozen(kw_only=True)
+class CallTimes:
+    """How long a call may be silent, and how much time has to be left to send one."""
+
+    idle_timeout_seconds: float | None = None
+    min_call_seconds: float = _MIN_CALL_SECONDS
+
+    def over(self, inherited: CallTimes) -> CallTimes:
+        """These where they were given, else the inherited ones."""
+        idle, least = self.idle_timeout_seconds, self.min_call_seconds
+        return CallTimes(
+            idle_timeout_seconds=inherited.idle_timeout_seconds if idle is None else idle,
+            min_call_seconds=inherited.min_call_seconds if least == _MIN_CALL_SECONDS else least,
+        )
+
+
 @attrs.frozen(init=False)
 class Limits:
     """What a tree may do besides spending. None: no limit.
@@ -115,6 +131,9 @@ class Limits:
         max_concurrent_calls: Provider calls in flight at the same time.
         max_model_calls, max_tool_calls: Over the whole tree, taken when a call is dispatched.
         deadline: How long the run may take, in seconds or as a timedelta. An instant for all below.
+        idle_timeout: How long an open model call may be silent, in seconds or as a timedelta. Then
+            it is ended and charged, and its run stops as ``stalled``.
+        min_call_seconds: A call is not sent with less time than this left before the deadline.
         admission: What a subagent does that finds every slot taken: "reject" refuses it, "wait" has
             it wait for its turn, and then a parent gives its own slot to others while all that it
             waits for are children. Totals and depth refuse in both.
@@ -125,6 +144,7 @@ class Limits:
 
     caps: Caps
     deadline_seconds: float | None
+    times: CallTimes
 
     def __init__(
         self,
@@ -137,11 +157,10 @@ class Limits:
         max_model_calls: int | None = None,
         max_tool_calls: int | None = None,
         deadline: float | timedelta | None = None,
-        idle_timeout: Any = _UNSET,
-        min_call_seconds: Any = _UNSET,
+        idle_timeout: float | timedelta | None = None,
+        min_call_seconds: float | timedelta = _MIN_CALL_SECONDS,
         admission: Literal["reject", "wait"] = "reject",
     ) -> None:
-        _check_not_yet(idle_timeout, min_call_seconds)
         if admission not in ("reject", "wait"):
             raise UsageError(
                 f'admission is {admission!r}. Use "reject" or "wait".', code="cave_option_invalid"
@@ -167,7 +186,12 @@ class Limits:
             admission=admission,
         )
         self.__attrs_init__(  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
-            caps, seconds(deadline, "deadline")
+            caps,
+            seconds(deadline, "deadline"),
+            CallTimes(
+                idle_timeout_seconds=seconds(idle_timeout, "idle_timeout"),
+                min_call_seconds=_least_seconds(min_call_seconds),
+            ),
         )
 
 
@@ -218,11 +242,13 @@ def _depth(value: Any) -> int:
     return value
 
 
-def _check_not_yet(idle_timeout: Any, min_call_seconds: Any) -> None:
-    later = {"idle_timeout": idle_timeout, "min_call_seconds": min_call_seconds}
-    for name, value in later.items():
-        if value is not _UNSET:
-            raise UsageError(
-                f"{name}= is not available yet. Leave it out; deadline= is kept.",
-                code="cave_option_unavailable",
-            )
+def _least_seconds(value: Any) -> float:
+    if type(value) in (int, float) and value == 0:
+        return 0.0
+    given = seconds(value, "min_call_seconds")
+    if given is None:
+        raise UsageError(
+            "min_call_seconds is None. Give a number of seconds; 0 for no such limit.",
+            code="cave_run_deadline_invalid",
+        )
+    return given

@@ -12,7 +12,7 @@ from treewarden.ledgers import Carried, Lease, TreeLedger, Unit, carried_from
 from treewarden.protocols import UsageError
 
 from ._clock import Clock, LoopClock
-from ._limits import Budget, Limits
+from ._limits import Budget, CallTimes, Limits
 from ._root import RootSupervisor
 from ._sinks import Watched, read_journal
 
@@ -26,10 +26,16 @@ class OpenTree:
     """A root supervisor with what its runs share: options, transport, ids."""
 
     def __init__(
-        self, root: RootSupervisor, budget: Budget | None, ids: random.Random, clock_scope: Any
+        self,
+        root: RootSupervisor,
+        budget: Budget | None,
+        times: CallTimes,
+        ids: random.Random,
+        clock_scope: Any,
     ) -> None:
         self.root = root
         self.budget = budget
+        self.times = times
         self._ids = ids
         self._clock_scope = clock_scope
         self._transport: Transport | None = None
@@ -70,7 +76,7 @@ class OpenTree:
         except BaseException:
             _uninstall(clock_scope)
             raise
-        tree = cls(root, budget, ids, clock_scope)
+        tree = cls(root, budget, limits.times, ids, clock_scope)
         root.on_close = tree._give_back
         return tree
 

@@ -31,7 +31,7 @@ from treewarden.protocols import (
 from ._actor import Actor, StopKind, to_the_end
 from ._admission import Admission
 from ._clock import Clock, loop_teller, running_backend
-from ._deadlines import Deadlines
+from ._deadlines import Deadlines, Ring
 from ._lifecycle import Moment, State, after
 from ._sinks import Watched
 from ._supervisor import Body, frame
@@ -381,10 +381,23 @@ class RootSupervisor:
         deadline = node.deadline
         if deadline is None or (parent is not self.top and deadline == parent.lease.node.deadline):
             return
+        self._set_alarm(group, actor.lease.id, deadline, actor.strike)
+
+    def watch(self, id_: int, instant: float, ring: Ring) -> None:
+        """Have ``ring`` called at ``instant``, for a call with this id, until ``unwatch``."""
+        assert self._group is not None, id_
+        self._set_alarm(self._group, id_, instant, ring)
+
+    def unwatch(self, id_: int) -> None:
+        """Have nothing called any more. Good to call twice."""
+        if self._deadlines is not None:
+            self._deadlines.drop(id_)
+
+    def _set_alarm(self, group: TaskGroup, id_: int, instant: float, ring: Ring) -> None:
         if self._deadlines is None:
             self._deadlines = Deadlines(self.clock)
             group.start_soon(self._deadlines.watch, name="treewarden deadlines")
-        self._deadlines.set(actor, deadline)
+        self._deadlines.set(id_, instant, ring)
 
     def see_off(self, actor: Actor, *, raised: BaseException | None = None) -> None:
         """End an actor whose body is over and whose children are gone. Never awaits."""
@@ -409,8 +422,7 @@ class RootSupervisor:
             if actor.on_end is not None:
                 actor.on_end(actor)
         finally:
-            if self._deadlines is not None:
-                self._deadlines.drop(actor)
+            self.unwatch(actor.lease.id)
             if actor.parent is not None:
                 actor.parent.lose(actor)
             actor.mark_ended()

@@ -359,7 +359,8 @@ def _with_shorthands(
 ) -> Limits | None:
     if invocations is None and concurrent is None:
         return limits
-    caps = (limits or Limits()).caps
+    limits = limits or Limits()
+    caps = limits.caps
     return Limits(
         max_runs=caps.max_runs,
         max_depth=caps.max_depth,
@@ -370,6 +371,8 @@ def _with_shorthands(
         max_concurrent_calls=caps.max_concurrent_calls,
         max_model_calls=caps.max_model_calls,
         max_tool_calls=caps.max_tool_calls,
-        deadline=None if limits is None else limits.deadline_seconds,
+        deadline=limits.deadline_seconds,
+        idle_timeout=limits.times.idle_timeout_seconds,
+        min_call_seconds=limits.times.min_call_seconds,
         admission=caps.admission,
     )

@@ -20,7 +20,7 @@ from ._agent import Invocation, Result, RunSettings
 from ._clock import Clock
 from ._conversation import Conversation, fingerprint_of, require_conversation
 from ._definitions import Agent, Subagent, ToolCallback, check_graph
-from ._limits import Budget, Funding, Limits
+from ._limits import Budget, CallTimes, Funding, Limits
 from ._models import Auto, Model, resolve_auto
 from ._open_tree import OpenTree, set_ceiling
 
@@ -320,8 +320,16 @@ class Start:
             deps=self._deps,
             approve=self._approve,
             funding=Funding() if budget is None else budget.funding,
+            times=self._times(tree),
             tell=tell,
         )
+
+    def _times(self, tree: OpenTree) -> CallTimes:
+        """Its own where given, else the caller's in the same tree, else the tree's."""
+        above = _invocation_above(current_actor.get())
+        is_joined = above is not None and above.settings.tree is tree
+        inherited = above.settings.times if is_joined and above is not None else tree.times
+        return inherited if self._limits is None else self._limits.times.over(inherited)
 
     # --- checks before anything is spent ---------------------------------------------------------
 
@@ -439,10 +447,11 @@ def _messages_of(prompt: Any) -> list[Message]:
 
 
 def _check_own_limits(limits: Limits | None) -> None:
-    """A run that joins a tree may have a deadline of its own; everything else is the tree's."""
+    """A run that joins a tree may have times of its own; everything else is the tree's."""
     if limits is not None and limits.caps != Limits().caps:
         raise UsageError(
             "this run joins a tree, and depth, breadth and calls are limits of the whole tree. "
-            "Set them where the tree is opened; here only deadline= is kept.",
+            "Set them where the tree is opened; here only deadline=, idle_timeout= and "
+            "min_call_seconds= are kept.",
             code="cave_option_invalid",
         )

@@ -91,6 +91,7 @@ class Transport:
                         _without(api_key, await _read_some(response)),
                         provider=provider,
                     )
+                sink.alive()
                 return await _read(response, codec, provider, sink)
         except httpx.HTTPError as error:
             raise _no_answer(error, provider, sink) from error
@@ -108,11 +109,12 @@ async def _read(response: httpx.Response, codec: Codec, provider: str, sink: Sin
     # Where nothing is said it is what was asked for.
     content_type = response.headers.get("content-type", _EVENT_STREAM).lower()
     if _EVENT_STREAM not in content_type:
-        return _whole(await response.aread(), codec, provider, sink)
+        return _whole(await _read_all(response, sink), codec, provider, sink)
     stream = _Stream(codec.stream_decoder(provider=provider), provider, sink)
     chunks = response.aiter_bytes()
     try:
         async for chunk in chunks:
+            sink.alive()
             stream.feed(chunk)
             if stream.decoder.is_done:
                 # The connection is used again if the server ends the body, too; if it does not,
@@ -129,6 +131,14 @@ async def _read(response: httpx.Response, codec: Codec, provider: str, sink: Sin
             raise
         return reply
     return stream.finish()
+
+
+async def _read_all(response: httpx.Response, sink: Sink) -> bytes:
+    parts: list[bytes] = []
+    async for chunk in response.aiter_bytes():
+        sink.alive()
+        parts.append(chunk)
+    return b"".join(parts)
 
 
 async def _leave(chunks: AsyncIterator[bytes], *, linger_seconds: float = 0.0) -> None:

@@ -22,6 +22,7 @@ from ._errors import TreeCrashed as TreeCrashed
 from ._errors import TreewardenError as TreewardenError
 from ._errors import UsageError as UsageError
 from ._events import CallEnded as CallEnded
+from ._events import CallIdle as CallIdle
 from ._events import CallStarted as CallStarted
 from ._events import RunEnded as RunEnded
 from ._events import RunEvent as RunEvent

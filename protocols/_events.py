@@ -48,6 +48,16 @@ class ThoughtWritten:
 
 
 @attrs.frozen
+class CallIdle:
+    """A model call has been silent for most of the time it may be; said once for each silence."""
+
+    path: str
+    silent_seconds: float
+    # After this long it is ended.
+    idle_timeout_seconds: float
+
+
+@attrs.frozen
 class CallEnded:
     """A model call was charged."""
 
@@ -104,6 +114,7 @@ RunEvent: TypeAlias = (
     | CallStarted
     | TextWritten
     | ThoughtWritten
+    | CallIdle
     | CallEnded
     | ToolStarted
     | ToolEnded

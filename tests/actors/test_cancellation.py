@@ -556,7 +556,9 @@ def test_a_deadline_ends_the_run_at_its_instant_with_open_calls_charged(backend:
 
 
 @both_backends
-def test_a_deadline_strikes_whoever_waits_for_money_or_a_slot(backend: Backend) -> None:
+def test_whoever_waits_for_money_or_a_slot_stops_when_it_is_too_late_to_send_a_call(
+    backend: Backend,
+) -> None:
     async def scenario() -> None:
         model = model_of_worst_case("0.40", lambda _: Reply("never", delay=60))
         agent = tw.agent(id="one", instructions="Work.", model=model)
@@ -575,11 +577,14 @@ def test_a_deadline_strikes_whoever_waits_for_money_or_a_slot(backend: Backend) 
             assert VirtualClock.running().monotonic() == 5
             tree.check()
         assert [result.stop_reason for result in results] == ["deadline"] * 4
-        # One was sent. One had its money and no slot; two had neither.
+        # One was sent. One had its money and no slot; two had neither, a second before the end.
         assert len(model.requests) == 1
         assert sorted(result.receipt.total.calls for result in results) == [0, 0, 0, 1]
-        kinds = [kind for kind, _ in witness.order]
-        assert (kinds.count("SlotQueued"), kinds.count("Queued")) == (1, 2)
+        told = sorted(result.stop_detail.rpartition("; ")[2] for result in results)
+        assert told[0] == "it waited for a call slot"
+        assert set(told[1:3]) <= {told[0], "it waited for money on root"}
+        assert told[3] == "its deadline has passed"
+        assert "1 s are left before the deadline" in min(result.stop_detail for result in results)
         check_books(witness, [result.receipt for result in results], model)
 
     VirtualClock().run(scenario, backend=backend)

@@ -115,7 +115,7 @@ async def test_a_deadline_in_the_middle_of_a_tool_leaves_a_history_that_can_go_o
 
     talk = tw.Conversation()
     agent = tw.agent(id="a", instructions="", model=ScriptedModel(script), tools=[wait])
-    limits = tw.Limits(deadline=0.02)
+    limits = tw.Limits(deadline=0.02, min_call_seconds=0)
     result = await tw.run(agent, "go", limits=limits, conversation=talk)
     assert result.stop_reason == "deadline"
     assert [m.role for m in talk.messages] == ["user", "assistant", "tool"]

@@ -75,18 +75,23 @@ def test_a_deadline_is_a_number_or_a_timedelta() -> None:
     assert tw.Limits(deadline=0.5).deadline_seconds == 0.5
 
 
-@pytest.mark.parametrize(
-    ("option", "advice"),
-    [
-        ({"idle_timeout": 5}, "idle_timeout= is not available yet. Leave it out"),
-        ({"idle_timeout": None}, "idle_timeout= is not available yet"),
-        ({"min_call_seconds": 1}, "min_call_seconds= is not available yet"),
-    ],
-)
-def test_what_is_not_available_yet_is_said_and_not_ignored(
-    option: dict[str, Any], advice: str
-) -> None:
-    assert limit_refusal(advice, **option) == "cave_option_unavailable"
+def test_a_call_may_be_silent_for_ever_and_needs_a_second_unless_it_is_said_otherwise() -> None:
+    times = tw.Limits().times
+    assert (times.idle_timeout_seconds, times.min_call_seconds) == (None, 1)
+    times = tw.Limits(idle_timeout=timedelta(minutes=2), min_call_seconds=0).times
+    assert (times.idle_timeout_seconds, times.min_call_seconds) == (120, 0)
+
+
+@pytest.mark.parametrize("value", [0, -1, "5", True, float("nan")])
+def test_an_idle_timeout_is_a_positive_span(value: Any) -> None:
+    code = limit_refusal("idle_timeout is .*positive number of seconds", idle_timeout=value)
+    assert code == "cave_run_deadline_invalid"
+
+
+@pytest.mark.parametrize("value", [None, -1, "5", False])
+def test_min_call_seconds_is_a_span_or_nothing_at_all(value: Any) -> None:
+    code = limit_refusal("min_call_seconds is", min_call_seconds=value)
+    assert code == "cave_run_deadline_invalid"
 
 
 def test_to_reject_is_what_a_full_tree_does_unless_it_is_told_to_wait() -> None:

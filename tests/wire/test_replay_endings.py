@@ -327,7 +327,7 @@ async def test_a_deadline_ends_a_call_that_stalls() -> None:
                 writer(haiku(server)),
                 "hello",
                 budget=ONE_DOLLAR,
-                limits=tw.Limits(deadline=DEADLINE),
+                limits=tw.Limits(deadline=DEADLINE, min_call_seconds=0),
             )
         assert await hung_up(server.requests[0])
     assert (result.stop_reason, result.complete) == ("deadline", False)
@@ -341,7 +341,10 @@ async def test_a_deadline_ends_a_call_that_gets_no_answer_at_all() -> None:
     witness = Witness()
     with ReplayServer([Exchange(None, stall_after_bytes=0)]) as server:
         result = await witness.run(
-            writer(haiku(server)), "hello", budget=ONE_DOLLAR, limits=tw.Limits(deadline=DEADLINE)
+            writer(haiku(server)),
+            "hello",
+            budget=ONE_DOLLAR,
+            limits=tw.Limits(deadline=DEADLINE, min_call_seconds=0),
         )
         assert await hung_up(server.requests[0])
     assert result.stop_reason == "deadline"
