@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from treewarden.ledgers import Kind, Unit, Wallet
-from treewarden.protocols import Message, RunError, RunEvent, UsageError, user
+from treewarden.protocols import ActorStopped, Message, RunError, RunEvent, UsageError, user
 
 from ._actor import Actor, StopKind, current_actor, to_the_end
 from ._agent import Invocation, Result, RunSettings
 from ._clock import Clock
 from ._conversation import Conversation, fingerprint_of, require_conversation
 from ._definitions import Agent, Subagent, ToolCallback, check_graph
+from ._lifecycle import State
 from ._limits import Budget, Funding, Limits
 from ._models import Auto, Model, resolve_auto
 from ._open_tree import OpenTree, set_ceiling
@@ -143,8 +144,15 @@ class Start:
         return result.raise_for_stop() if self._on_stop == "raise" else result
 
     def set_budget(self, budget: Budget) -> None:
-        """Move the ceiling of the wallet that bounds this run alone."""
+        """Move the ceiling of the wallet that bounds this run alone.
+
+        Raises:
+            ActorStopped: The run is over, and its wallet with it.
+            UsageError, LedgerError: As for ``RunStream.set_budget``. Nothing changed.
+        """
         assert self._actor is not None, self
+        if self._actor.state is State.ENDED:
+            raise ActorStopped(self._actor.path)
         root, node = self._actor.root, self._actor.lease.node
         lease = root.ledger.root if self._is_own_tree else self._actor.lease
         if not node.owns_wallet and not self._is_own_tree:

@@ -162,6 +162,7 @@ class RunStream:
         come back; it never breaches.
 
         Raises:
+            ActorStopped: The run is over.
             UsageError: The run has no wallet of its own, or this is another denomination.
             LedgerError: A raise that the parent's wallet cannot pay for. Nothing changed.
         """
