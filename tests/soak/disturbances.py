@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import sys
+import asyncio
 from collections.abc import Callable
 from random import Random
 from typing import Any, TypeAlias
 
 import anyio
+import anyio.lowlevel
 
+from .callers import ORDERLY, Live, native_task
 from .choices import dice, one_of
-from .trees import ORDERLY, Live, native_task, tokens_of
+from .trees import tokens_of
 
 Disturbance: TypeAlias = Callable[[Live, Random], None]
 
@@ -87,7 +89,6 @@ def _cancel_a_callers_task(live: Live, random: Random) -> None:
 def _cancel_an_actors_task(live: Live, random: Random) -> None:
     if native_task() is None:
         return
-    asyncio = sys.modules["asyncio"]
     tasks = {task.get_name(): task for task in asyncio.all_tasks()}
     actors = {name: task for name, task in tasks.items() if name.startswith("root/")}
     if actors:

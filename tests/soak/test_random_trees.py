@@ -13,12 +13,8 @@ from treewarden.testing import VirtualClock
 
 from ..scenarios.kit import Backend, Measured, both_backends
 from .census import no_task_is_left, nothing_is_left, settled
-from .trees import SoakWitness, live
-
-SHARE = 0.75
-"""Of the soak's time; the rest is the ledger machine's (tests/machines)."""
-
-LONGEST_SOAK = 600.0
+from .life import SoakWitness, live
+from .seconds import TREES, soak_seconds
 
 
 @attrs.define
@@ -39,10 +35,6 @@ class Seen:
             f"{self.trees} trees, {self.events} ledger events, "
             f"{len(self.orders)} distinct event orders"
         )
-
-
-def soak_seconds() -> float:
-    return min(float(os.environ.get("SOAK_SECONDS", "300")), LONGEST_SOAK)
 
 
 def grow(backend: Backend, seed: int) -> SoakWitness:
@@ -76,7 +68,7 @@ def seeds() -> Iterable[int]:
     if only is not None:
         yield int(only)
         return
-    until = time.monotonic() + SHARE * soak_seconds() / 2  # there are two backends
+    until = time.monotonic() + soak_seconds(TREES) / 2  # there are two backends
     seed = 0
     while time.monotonic() < until:
         yield seed

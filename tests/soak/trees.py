@@ -1,14 +1,9 @@
-"""One random tree: its agents, its tools, its model, and whoever asks it for runs.
-
-``live`` is the scenario. It runs in virtual time, is disturbed while it runs (see
-disturbances.py), and asserts at its end that the books balance and that nothing is left.
-"""
+"""What a random tree is made of: agents, each with its own tools, subagents and model."""
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from random import Random
 from typing import Any, TypeAlias
 
@@ -16,90 +11,16 @@ import anyio
 import attrs
 
 import treewarden as tw
-from treewarden.ledgers import Event, TreeState
-from treewarden.protocols import LedgerError, Receipt
+from treewarden.actors import Subagent
 from treewarden.testing import Reply, ScriptedModel, ScriptedRequest
 
-from ..scenarios.kit import P, Witness, check_books, check_closed, price_for_worst_case
-from .choices import AGENT, FUNDING, LIMITS, REPLIES, SUBAGENT, dice, one_of, some_of
-
-# What may come out of a run, a start or a steering call. Anything else is a bug.
-ORDERLY = (
-    tw.RunError,
-    tw.RefusedError,
-    tw.UsageError,
-    tw.ActorStopped,
-    tw.SupervisorCancelled,
-    LedgerError,
-)
-
-LONGEST = 200.0
-"""Virtual seconds after which a tree is closed, whatever still stalls in it."""
-
-
-@attrs.define
-class SoakWitness(Witness):
-    """Checks after every event what no single state can show: W5, and W8 at many prefixes."""
-
-    # The ledger itself, once the tree is open.
-    ledger: tw.TreeLedger | None = None
-
-    def write(self, event: Event) -> None:
-        refused = type(event).__name__ == "Refused"
-        before = _granted(self.state) if refused else None
-        Witness.write(self, event)
-        if refused:
-            assert _granted(self.state) == before, event
-        if self.ledger is not None and len(self.journal) % 16 == 0:
-            assert self.ledger.state.plain() == self.state.plain(), event
-
-
-def _granted(state: TreeState) -> dict[str, Any]:
-    """Everything that somebody has or waits for."""
-    plain = state.plain()
-    return {what: plain[what] for what in ("wallets", "holds", "waiting", "caps", "tranches")}
-
-
-@attrs.define(eq=False)
-class Live:
-    """A random tree while it lives."""
-
-    seed: int
-    witness: SoakWitness
-    unit: str
-    agent: tw.Agent
-    models: list[ScriptedModel]
-    tree: tw.Tree
-    # Streams that are open, by the name of who reads them.
-    streams: dict[str, tw.RunStream] = attrs.field(factory=dict[str, tw.RunStream])
-    # Scopes around callers, and on asyncio their tasks, by the same names.
-    scopes: dict[str, anyio.CancelScope] = attrs.field(factory=dict[str, anyio.CancelScope])
-    tasks: dict[str, Any] = attrs.field(factory=dict[str, Any])
-    # What the callers got.
-    receipts: list[Receipt] = attrs.field(factory=list[Receipt])
-    # Runs whose receipt nobody has got, because whoever asked for them was gone.
-    untold: int = 0
-    # Threads that do not stop when they are asked to wait for this.
-    release: threading.Event = attrs.field(factory=threading.Event)
-
-    def budget(self, random: Random, *amounts: str) -> tw.Budget:
-        """A ceiling of one of these amounts, in the tree's unit."""
-        usd = random.choice(amounts)
-        funding = some_of(FUNDING, random, chance=0.25)
-        if self.unit == "usd":
-            return tw.Budget(max_usd=usd, **funding)
-        return tw.Budget(max_tokens=tokens_of(usd), **funding)
-
-    def keep(self, receipt: Receipt) -> None:
-        self.receipts.append(receipt)
+from ..scenarios.kit import P, price_for_worst_case
+from .choices import AGENT, REPLIES, SUBAGENT, dice, one_of, some_of
 
 
 def tokens_of(usd: str) -> int:
     """A ceiling in tokens that is about as tight as one in USD."""
     return int(float(usd) * 50_000)
-
-
-# --- what it is made of --------------------------------------------------------------------------
 
 
 @attrs.define
@@ -134,7 +55,7 @@ class Grower:
         """An agent with up to ``width`` kinds of subagents on each of ``depth`` levels below."""
         self.made += 1
         name, random = f"agent-{self.made}", self.random
-        tools: list[tw.Tool | tw.Subagent] = [
+        tools: list[tw.Tool | Subagent] = [
             make(self) for make in TOOLS.values() if random.random() < 0.3
         ]
         if self.uses_threads:
@@ -147,11 +68,11 @@ class Grower:
             instructions="Grow.",
             model=self.model(),
             tools=tools,
-            **some_of(AGENT, random, chance=0.2),
+            **some_of(AGENT, random, chance=0.1),
         )
 
-    def subagent(self, name: str, agent: tw.Agent) -> tw.Subagent:
-        options = some_of(SUBAGENT, self.random, chance=0.2)
+    def subagent(self, name: str, agent: tw.Agent) -> Subagent:
+        options = some_of(SUBAGENT, self.random, chance=0.1)
         if self.random.random() < 0.5:
             most = self.random.choice(("0.06", "0.20", "0.60"))
             if self.unit == "usd":
@@ -168,8 +89,11 @@ class Grower:
         fields = one_of(REPLIES, random)(random)
         names = [tool.name for tool in request.tools]
         calls: list[tuple[str, dict[str, Any]]] = []
-        if names and request.turn < random.randint(0, 3):
-            calls = [self.call(random.choice(names)) for _ in range(random.randint(1, 4))]
+        if names and request.turn < random.randint(0, 4):
+            # Mostly subagents, so that the tree grows.
+            subs = [name for name in names if name.startswith("sub_")] * 2
+            chosen = random.choices(names + subs, k=random.randint(1, 4))
+            calls = [self.call(name) for name in chosen]
         fields.setdefault("usage", tw.Usage(output=random.randint(1, request.output_limit)))
         return Reply('{"answer": "some words of it"}', tool_calls=calls, **fields)
 
@@ -286,227 +210,3 @@ BLOCKING_TOOLS: dict[str, MakeTool] = {
     "one that works in a thread": _compute,
     "one that ignores its time in a thread": _hang,
 }
-
-
-# --- who asks for runs ---------------------------------------------------------------------------
-
-Caller: TypeAlias = Callable[[Live, str, Random, dict[str, Any]], Awaitable[None]]
-
-
-async def _waits(live: Live, name: str, random: Random, options: dict[str, Any]) -> None:
-    try:
-        live.keep((await live.tree.run(live.agent, "go", **options)).receipt)
-    except tw.RunError as error:
-        live.keep(error.receipt)
-    except anyio.get_cancelled_exc_class():
-        live.untold += 1
-        raise
-
-
-async def _reads_all(live: Live, name: str, random: Random, options: dict[str, Any]) -> None:
-    await _read(live, name, options, most=10**9, pause=0.0)
-
-
-async def _reads_slowly(live: Live, name: str, random: Random, options: dict[str, Any]) -> None:
-    await _read(live, name, options, most=10**9, pause=random.choice((0.5, 3.0)))
-
-
-async def _leaves_early(live: Live, name: str, random: Random, options: dict[str, Any]) -> None:
-    await _read(live, name, options, most=random.randint(0, 12), pause=0.0)
-
-
-async def _read(
-    live: Live, name: str, options: dict[str, Any], *, most: int, pause: float
-) -> None:
-    stream = live.tree.stream(live.agent, "go", **options)
-    try:
-        async with stream as run:
-            live.streams[name] = run
-            async for _ in run:
-                most -= 1
-                if most < 0:
-                    break
-                if pause:
-                    await anyio.sleep(pause)
-    finally:
-        # Whatever cancels this reader, its run has ended, and says what it cost.
-        if live.streams.pop(name, None) is not None:
-            with anyio.CancelScope(shield=True):
-                await _keep_result(live, stream)
-
-
-async def _closes_elsewhere(
-    live: Live, name: str, random: Random, options: dict[str, Any]
-) -> None:
-    stream = live.tree.stream(live.agent, "go", **options)
-    run = await stream.__aenter__()
-    live.streams[name] = run
-    try:
-        async with anyio.create_task_group() as group:
-            group.start_soon(_close_after, run, random.choice((0.0, 0.5, 2.0)))
-            async for _ in run:
-                pass
-    finally:
-        with anyio.CancelScope(shield=True):
-            await run.aclose()
-            live.streams.pop(name, None)
-            await _keep_result(live, run)
-
-
-async def _close_after(run: tw.RunStream, seconds: float) -> None:
-    await anyio.sleep(seconds)
-    await run.aclose()
-
-
-async def _drops(live: Live, name: str, random: Random, options: dict[str, Any]) -> None:
-    run = await live.tree.stream(live.agent, "go", **options).__aenter__()
-    live.untold += 1
-    for _ in range(random.randint(0, 5)):
-        await run.__anext__()
-
-
-async def _keep_result(live: Live, run: tw.RunStream) -> None:
-    try:
-        live.keep((await run.result()).receipt)
-    except tw.RunError as error:
-        live.keep(error.receipt)
-
-
-async def _converses(live: Live, name: str, random: Random, options: dict[str, Any]) -> None:
-    talk = tw.Conversation()
-    for _ in range(random.randint(2, 3)):
-        assert not talk.is_busy
-        await _waits(live, name, random, {**options, "conversation": talk})
-        assert not talk.is_busy, "a run has ended and its conversation is not free"
-
-
-async def _shares_a_conversation(
-    live: Live, name: str, random: Random, options: dict[str, Any]
-) -> None:
-    talk = tw.Conversation()
-    for n in range(2):
-        try:
-            await _read(live, f"{name}-{n}", {**options, "conversation": talk}, most=3, pause=0.0)
-        except ORDERLY:
-            pass
-        assert not talk.is_busy, "a run has ended and its conversation is not free"
-
-
-CALLERS: dict[str, tuple[int, Caller]] = {
-    "waits for the result": (4, _waits),
-    "reads all": (3, _reads_all),
-    "reads slowly": (1, _reads_slowly),
-    "leaves early": (2, _leaves_early),
-    "has it closed elsewhere": (1, _closes_elsewhere),
-    "drops it": (1, _drops),
-    "converses": (1, _converses),
-    "shares a conversation": (1, _shares_a_conversation),
-}
-
-
-async def ask(live: Live, name: str, random: Random) -> None:
-    """One caller, who may be cancelled by a scope around it or natively."""
-    cancelled = anyio.get_cancelled_exc_class()
-    options: dict[str, Any] = {}
-    if random.random() < 0.4:
-        options["budget"] = live.budget(random, "0.05", "0.20", "0.60")
-    if random.random() < 0.2:
-        options["limits"] = tw.Limits(deadline=random.choice((0.5, 2.0, 10.0)))
-    await anyio.sleep(random.choice((0.0, 0.0, 0.5, 1.0)))
-    if "asyncio" in sys.modules and threading.current_thread():
-        live.tasks[name] = native_task()
-    try:
-        with anyio.CancelScope() as scope:
-            live.scopes[name] = scope
-            await one_of(CALLERS, random)(live, name, random, options)
-    except ORDERLY:
-        pass
-    except StopAsyncIteration:
-        pass
-    except cancelled:
-        # Natively, by a disturbance: no scope of anybody asked for it.
-        task = live.tasks[name]
-        if task is None or not task.cancelling():
-            raise
-        while task.cancelling():
-            task.uncancel()
-    finally:
-        live.scopes.pop(name, None)
-        live.tasks.pop(name, None)
-
-
-def native_task() -> Any:
-    """The running task of asyncio; None on trio, which has no such cancellation."""
-    asyncio = sys.modules["asyncio"]
-    try:
-        return asyncio.current_task()
-    except RuntimeError:
-        return None
-
-
-# --- the scenario --------------------------------------------------------------------------------
-
-
-async def live(seed: int) -> SoakWitness:
-    """Grow a tree, disturb it, and check what is left of it."""
-    from .disturbances import disturb
-
-    random = dice(seed, "tree")
-    unit = random.choice(("usd", "usd", "tokens"))
-    grower = Grower(seed, unit, random, uses_threads=random.random() < 0.08)
-    agent = grower.agent(random.randint(0, 3), random.randint(1, 3))
-    witness = SoakWitness()
-    budget = None
-    if unit == "tokens" or random.random() < 0.8:
-        # Room for a few calls, or for all of them.
-        amount = random.choice(("0.10", "0.50", "0.50", "2.00", "50.00"))
-        funding = some_of(FUNDING, random, chance=0.25)
-        given = {"max_usd": amount} if unit == "usd" else {"max_tokens": tokens_of(amount)}
-        budget = tw.Budget(**given, **funding)
-    limits = tw.Limits(**some_of(LIMITS, random, chance=0.3))
-    tree = tw.open_tree(budget=budget, limits=limits, **witness.tree_options)
-    now = Live(seed, witness, unit, agent, grower.models, tree, release=grower.release)
-    try:
-        async with tree:
-            witness.ledger = tree.ledger
-            await _let_live(now, random, disturb)
-    except tw.SupervisorCancelled:
-        now.untold += 1
-    finally:
-        grower.release.set()
-    _check(now)
-    return witness
-
-
-async def _let_live(
-    now: Live, random: Random, disturb: Callable[[Live], Awaitable[None]]
-) -> None:
-    async def body() -> None:
-        async with anyio.create_task_group() as callers:
-            for n in range(random.randint(1, 4)):
-                callers.start_soon(ask, now, f"caller-{n}", dice(now.seed, "caller", n))
-
-    with anyio.move_on_after(LONGEST) as scope:
-        now.scopes["all"] = scope
-        async with anyio.create_task_group() as group:
-            group.start_soon(disturb, now)
-            await body()
-            group.cancel_scope.cancel()
-    now.scopes.pop("all", None)
-    now.tree.check()
-
-
-def _check(now: Live) -> None:
-    witness = now.witness
-    for receipt in now.receipts:
-        receipt.check()
-    if not now.untold:
-        check_books(witness, now.receipts, *now.models)
-        return
-    check_closed(witness)
-    asked = [request for model in now.models for request in model.requests]
-    assert witness.charged_calls() == len(asked)
-    assert all(request.ended is not None for request in asked)
-    settled = [e._asdict() for e in witness.journal if type(e).__name__ == "Settled"]
-    column = "usd" if now.unit == "usd" else "tokens"
-    assert sum(fields[column] for fields in settled) == witness.state.wallets[0].settled
