@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from treewarden.ledgers import Kind, Unit, Wallet
-from treewarden.protocols import ActorStopped, Message, RunError, RunEvent, UsageError, user
+from treewarden.protocols import (
+    ActorStopped,
+    Message,
+    RunError,
+    RunEvent,
+    UsageError,
+    mend_message,
+    mend_text,
+    user,
+)
 
 from ._actor import Actor, StopKind, current_actor, to_the_end
 from ._agent import Invocation, Result, RunSettings
@@ -386,7 +395,7 @@ def _invocation_above(actor: Actor | None) -> Invocation | None:
 
 def _messages_of(prompt: Any) -> list[Message]:
     if isinstance(prompt, str):
-        return [user(prompt)]
+        return [user(mend_text(prompt))]
     messages = list(prompt)
     for message in messages:
         if not isinstance(message, Message):
@@ -394,7 +403,7 @@ def _messages_of(prompt: Any) -> list[Message]:
                 f"the prompt holds {message!r}. Give text, or a list of treewarden messages.",
                 code="cave_prompt_invalid",
             )
-    return messages
+    return list(map(mend_message, messages))
 
 
 def _check_own_limits(limits: Limits | None) -> None:
