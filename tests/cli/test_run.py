@@ -362,3 +362,47 @@ def test_a_moved_model_keeps_its_settings(treewarden: Command, folder: Path) -> 
     assert said.out == "moved\n"
     sent = server.requests[0]
     assert (sent["model"], sent["temperature"], sent["max_tokens"]) == ("mine", 0, 77)
+
+
+# --- E14: a budget that trips inside a subagent ----------------------------------------------------
+
+TRIPS = """
+import treewarden as tw
+from treewarden.testing import Reply, ScriptedModel
+
+# Every call holds and uses $0.045.
+price = tw.Price(input="0", cache_read="0", cache_write="0", output="45")
+
+
+def script(request):
+    name = "ask" if request.agent_path.count("/") == 1 else "look"
+    arguments = {"task": "it"} if name == "ask" else {}
+    calls = [] if request.turn else [(name, arguments)]
+    return Reply("partly", tool_calls=calls, usage=tw.Usage(output=request.output_limit))
+
+
+@tw.tool(effect="read", runs="host")
+async def look() -> str:
+    \"\"\"Look.\"\"\"
+    return "seen"
+
+
+model = ScriptedModel(script, price=price, max_output=1_000)
+worker = tw.agent(id="worker", instructions="Work.", model=model, tools=[look])
+ask = tw.subagent(name="ask", description="Ask.", agent=worker)
+boss = tw.agent(id="boss", instructions="Plan.", model=model, tools=[ask])
+"""
+
+
+@on_each_backend
+def test_E14_a_budget_that_trips_in_a_subagent_exits_with_3(
+    treewarden: Command, folder: Path, backend: str
+) -> None:
+    (folder / "trips.py").write_text(TRIPS)
+    options = ("--budget-usd", "0.10", "--json", "--backend", backend)
+    said = treewarden("run", "trips.py:boss", "x", *options)
+    value: dict[str, Any] = json.loads(said.out)
+    assert (said.code, value["stop_reason"]) == (3, "budget_exhausted")
+    (child,) = value["receipt"]["subagents"]
+    assert child["stop_reason"] == "budget_exhausted"
+    assert Decimal(value["receipt"]["total"]["usd"]) == Decimal("0.09")
