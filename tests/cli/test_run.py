@@ -364,7 +364,7 @@ def test_a_moved_model_keeps_its_settings(treewarden: Command, folder: Path) -> 
     assert (sent["model"], sent["temperature"], sent["max_tokens"]) == ("mine", 0, 77)
 
 
-# --- E14: a budget that trips inside a subagent ----------------------------------------------------
+# --- E14: a budget that trips inside a subagent ---------------------------------------------------
 
 TRIPS = """
 import treewarden as tw
