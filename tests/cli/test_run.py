@@ -364,6 +364,61 @@ def test_a_moved_model_keeps_its_settings(treewarden: Command, folder: Path) -> 
     assert (sent["model"], sent["temperature"], sent["max_tokens"]) == ("mine", 0, 77)
 
 
+# --- the journal ----------------------------------------------------------------------------------
+
+
+@on_each_backend
+@pytest.mark.parametrize("name", ["run.jsonl", "run.sqlite", "run.db"])
+def test_a_journal_has_what_the_run_did_and_its_spend_counts_when_it_is_gone_on_with(
+    treewarden: Command, name: str, backend: str
+) -> None:
+    options = ("--budget-usd", "1", "--json", "-q", "--backend", backend, "--journal", name)
+    first = json.loads(treewarden("run", "agents.py:support", "x", *options).out)["receipt"]
+    folded = json.loads(treewarden("replay", name, "--json").out)
+    assert Decimal(folded["spent"]) == Decimal(first["total"]["usd"])
+    said = treewarden("run", "agents.py:support", "x", *options, "--resume-from", name)
+    second = json.loads(said.out)["receipt"]
+    assert said.code == 0
+    assert Decimal(second["carried"]) == Decimal(first["total"]["usd"]) > 0
+    # Both trees are in the file, and the second knows of the first.
+    said = treewarden("run", "agents.py:support", "x", *options, "--resume-from", name)
+    third = json.loads(said.out)["receipt"]
+    both = Decimal(first["total"]["usd"]) + Decimal(second["total"]["usd"])
+    assert Decimal(third["carried"]) == both
+
+
+def test_a_run_that_is_gone_on_with_is_stopped_by_what_was_spent_before(
+    treewarden: Command,
+) -> None:
+    treewarden("run", "agents.py:support", "x", "-q", "--journal", "run.jsonl")
+    options = ("--budget-usd", "0.0001", "--resume-from", "run.jsonl")
+    said = treewarden("run", "agents.py:echo", "x", *options)
+    assert said.code == 3
+    assert "stopped by budget_exhausted" in said.err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--journal", "run.txt"), "the name does not say which kind"),
+        (("--journal", "nowhere/run.jsonl"), "the journal cannot be written to"),
+        (("--journal", "nowhere/run.db"), "the journal cannot be written to"),
+        (("--journal", "agents.jsonl"), "is no journal"),
+        (("--resume-from", "run.jsonl"), "Give budget="),
+        (("--resume-from", "nowhere.jsonl", "--budget-usd", "1"), "cannot be read"),
+        (("--resume-from", "agents.py", "--budget-usd", "1"), "no journal event"),
+    ],
+)
+def test_a_journal_that_cannot_be_used_exits_with_2_and_starts_nothing(
+    treewarden: Command, folder: Path, options: tuple[str, ...], message: str
+) -> None:
+    (folder / "agents.jsonl").write_text("dear diary\n")
+    said = treewarden("run", "agents.py:support", "x", *options)
+    assert (said.code, said.out) == (2, "")
+    assert message in said.err
+    assert "looking for" not in said.err
+
+
 # --- E14: a budget that trips inside a subagent ---------------------------------------------------
 
 TRIPS = """
