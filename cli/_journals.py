@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from treewarden.actors import JsonLinesJournal, SQLiteJournal
 
-from ._errors import CommandError
+from ._errors import CommandError, Exit
 
 if TYPE_CHECKING:
     from treewarden.ledgers import Event
@@ -43,5 +43,24 @@ def journal_to(file: Path | None) -> Generator[Callable[[Event], None] | None]:
         journal = kind(file)
     except (OSError, sqlite3.Error) as error:
         raise CommandError(f"the journal cannot be written to {file}: {error}") from None
-    with journal:
-        yield journal
+    # What could not be written ended the run, which says so. It is not to be hidden by its cause.
+    was_told = False
+
+    def write(event: Event) -> None:
+        nonlocal was_told
+        try:
+            journal(event)
+        except Exception:
+            was_told = True
+            raise
+
+    try:
+        yield write
+    finally:
+        try:
+            journal.close()
+        except sqlite3.Error as error:
+            if not was_told:
+                raise CommandError(
+                    f"the journal was not written to its end: {error}", code=Exit.FAILED
+                ) from None

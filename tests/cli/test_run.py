@@ -419,6 +419,41 @@ def test_a_journal_that_cannot_be_used_exits_with_2_and_starts_nothing(
     assert "looking for" not in said.err
 
 
+SPOILS = """
+import sqlite3
+import treewarden as tw
+from treewarden.testing import Reply, ScriptedModel
+
+
+@tw.tool(effect="write", runs="host")
+async def spoil() -> str:
+    \"\"\"Spoil the journal.\"\"\"
+    database = sqlite3.connect("run.db")
+    database.execute("DROP TABLE events")
+    database.close()
+    return "spoilt"
+
+
+model = ScriptedModel(lambda r: Reply("so", tool_calls=[] if r.turn else [("spoil", {})]))
+spoiler = tw.agent(id="spoiler", instructions="Spoil.", model=model, tools=[spoil])
+"""
+
+
+@on_each_backend
+def test_a_journal_that_fails_ends_the_run_with_its_receipt_and_exits_with_1(
+    treewarden: Command, folder: Path, backend: str
+) -> None:
+    (folder / "spoils.py").write_text(SPOILS)
+    options = ("--journal", "run.db", "--json", "--backend", backend)
+    said = treewarden("run", "spoils.py", "x", *options)
+    value: dict[str, Any] = json.loads(said.out)
+    assert (said.code, value["error_code"]) == (1, "cave_journal_failed")
+    # One call was made; the next one was not sent, because it could not be written down.
+    bases = [line["basis"] for line in value["receipt"]["lines"]]
+    assert bases == ["provider_reported", "not_dispatched"]
+    assert "Traceback" not in said.err
+
+
 # --- E14: a budget that trips inside a subagent ---------------------------------------------------
 
 TRIPS = """
