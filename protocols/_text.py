@@ -77,10 +77,37 @@ def _tail(text: str, limit: int, unit: CutUnit) -> str:
 
 def mend_message(message: Message) -> Message:
     """``message`` without lone surrogates in any text of it; the same object if it has none."""
+    if all(map(_is_plain, message.parts)):
+        return message
     parts = tuple(map(_mend_part, message.parts))
     if all(new is old for new, old in zip(parts, message.parts, strict=True)):
         return message
     return attrs.evolve(message, parts=parts)
+
+
+def _is_plain(part: Part) -> bool:
+    """Say whether there can be nothing to mend. Quick, because it is asked of every reply."""
+    match part:
+        case Text():
+            return part.text.isascii()
+        case ToolCall():
+            raw = part.raw_arguments
+            return (
+                part.id.isascii()
+                and part.name.isascii()
+                and raw.isascii()
+                and "\\u" not in raw
+                and all(map(_is_plain_item, part.arguments.items()))
+            )
+        case _:
+            return False
+
+
+def _is_plain_item(item: tuple[str, JSON]) -> bool:
+    name, value = item
+    if isinstance(value, str):
+        return name.isascii() and value.isascii()
+    return name.isascii() and isinstance(value, int | float | None)
 
 
 def _mend_part(part: Part) -> Part:
