@@ -31,7 +31,7 @@ help:
 	@echo 'make test      the test-suite, on asyncio and trio'
 	@echo 'make lint      ruff, mypy --strict, pyright strict'
 	@echo 'make bench     the benchmarks'
-	@echo 'make soak      the tests that run for minutes (SOAK_SECONDS=$(SOAK_SECONDS))'
+	@echo 'make soak      random trees and random ledgers (SOAK_SECONDS=$(SOAK_SECONDS), at most 600)'
 	@echo 'make prices    make the price snapshot anew (maintainers)'
 
 demo: $(VENV)/.package
@@ -44,7 +44,7 @@ test: $(VENV)/.dev
 	$(PY) -m pytest -n $(JOBS) --dist worksteal -r fEs -m 'not soak' $(ARGS)
 
 soak: $(VENV)/.dev
-	SOAK_SECONDS=$(SOAK_SECONDS) $(PY) -m pytest --timeout=0 -m soak $(ARGS)
+	SOAK_SECONDS=$(SOAK_SECONDS) $(PY) -m pytest --timeout=0 -m soak -r fE $(ARGS)
 
 lint: $(VENV)/.lint
 	@bad=0; check() { echo "$$*"; "$$@" || bad=1; }; \

@@ -63,6 +63,8 @@ from treewarden.protocols import (
     ToolResult,
     ToolStarted,
     TreewardenError,
+    mend_message,
+    mend_text,
 )
 
 from ._actor import Actor, StopKind
@@ -312,7 +314,7 @@ class Invocation:
         """
         if self.result is not None or self.failure is not None or self._wrap_up is not None:
             raise ActorStopped(self.agent.id)
-        self._inbox.append(text)
+        self._inbox.append(mend_text(text))
 
     def wrap_up(self, reason: str) -> None:
         """Make the next model call the last one. The first reason stays."""
@@ -458,6 +460,9 @@ class Invocation:
         if isinstance(reply, Halt):
             return reply
         charge = self._settle(hold, Ending.FINISHED)
+        # A client that is not ours may hand on what no later request could carry.
+        if (message := mend_message(reply.message)) is not reply.message:
+            reply = attrs.evolve(reply, message=message)
         counted = charge.usage.context_tokens if charge.basis == "provider_reported" else 0
         if counted:
             self._counted = (counted, sent_bytes, sent_messages)
@@ -618,6 +623,7 @@ class Invocation:
 
     def hear(self, text: str) -> None:
         """The model wrote this."""
+        text = mend_text(text)
         self._text.append(text)
         if self.settings.tell is not None:
             self.settings.tell(TextWritten(self._actor.path, text))

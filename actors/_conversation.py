@@ -7,28 +7,23 @@ Nothing here is shared between processes.
 
 from __future__ import annotations
 
-import re
 import uuid
 from collections.abc import Iterable, Sequence
-from typing import Any, cast
-
-import attrs
+from typing import Any
 
 from treewarden.protocols import (
     JSON,
     Message,
     Part,
-    Text,
     ToolCall,
     ToolResult,
     UsageError,
     digest,
+    mend_message,
 )
 
 from ._definitions import Agent
 from ._models import Model
-
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 UNANSWERED = "cancelled: this call never got a result"
 
@@ -180,38 +175,10 @@ def _paired(
 
 
 def _clean(message: Message, repairs: list[str]) -> Message:
-    parts = tuple(_clean_part(part) for part in message.parts)
-    if parts != message.parts:
+    mended = mend_message(message)
+    if mended is not message:
         repairs.append(f"replaced lone surrogates in a message ({message.role})")
-        return Message(message.role, parts)
-    return message
-
-
-def _clean_part(part: Part) -> Part:
-    match part:
-        case Text():
-            return attrs.evolve(part, text=_text(part.text))
-        case ToolResult():
-            return attrs.evolve(part, content=_text(part.content))
-        case ToolCall():
-            arguments = cast("dict[str, JSON]", _json(part.arguments))
-            return attrs.evolve(part, arguments=arguments, raw_arguments=_text(part.raw_arguments))
-        case _:
-            return part
-
-
-def _json(value: JSON) -> JSON:
-    if isinstance(value, str):
-        return _text(value)
-    if isinstance(value, list | tuple):
-        return [_json(item) for item in value]
-    if isinstance(value, dict):
-        return {_text(key): _json(item) for key, item in value.items()}
-    return value
-
-
-def _text(text: str) -> str:
-    return _LONE_SURROGATE.sub("\ufffd", text)
+    return mended
 
 
 def _checked(messages: Iterable[Any]) -> list[Message]:

@@ -35,6 +35,7 @@ from ._deadlines import Deadlines, Ring
 from ._lifecycle import Moment, State, after
 from ._sinks import Watched
 from ._supervisor import Body, frame
+from ._threads import send_to_loop
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
@@ -486,12 +487,7 @@ class RootSupervisor:
 
         Nothing happens when that loop is gone.
         """
-        loop: Any = self._token.native_token
-        send = getattr(loop, "call_soon_threadsafe", None) or loop.run_sync_soon
-        try:
-            send(message)
-        except RuntimeError:
-            pass  # asyncio's and trio's word for a loop that has ended
+        send_to_loop(self._token, message)
 
     @property
     def token(self) -> Any:

@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from treewarden.ledgers import Kind, LeaseRequest, Unit, Wallet
-from treewarden.protocols import Message, RunError, RunEvent, UsageError, user
+from treewarden.protocols import (
+    ActorStopped,
+    Message,
+    RunError,
+    RunEvent,
+    UsageError,
+    mend_message,
+    mend_text,
+    user,
+)
 
 from ._actor import Actor, StopKind, current_actor, to_the_end
 from ._admission import Admission
@@ -20,6 +29,7 @@ from ._agent import Invocation, Result, RunSettings
 from ._clock import Clock
 from ._conversation import Conversation, fingerprint_of, require_conversation
 from ._definitions import Agent, Subagent, ToolCallback, check_graph
+from ._lifecycle import State
 from ._limits import Budget, CallTimes, Funding, Limits
 from ._models import Auto, Model, resolve_auto
 from ._open_tree import OpenTree, set_ceiling
@@ -183,8 +193,15 @@ class Start:
         return result.raise_for_stop() if self._on_stop == "raise" else result
 
     def set_budget(self, budget: Budget) -> None:
-        """Move the ceiling of the wallet that bounds this run alone."""
+        """Move the ceiling of the wallet that bounds this run alone.
+
+        Raises:
+            ActorStopped: The run is over, and its wallet with it.
+            UsageError, LedgerError: As for ``RunStream.set_budget``. Nothing changed.
+        """
         assert self._actor is not None, self
+        if self._actor.state is State.ENDED:
+            raise ActorStopped(self._actor.path)
         root, node = self._actor.root, self._actor.lease.node
         lease = root.ledger.root if self._is_own_tree else self._actor.lease
         if not node.owns_wallet and not self._is_own_tree:
@@ -435,7 +452,7 @@ def _call_of(agent: Invocation, actor: Actor) -> Actor:
 
 def _messages_of(prompt: Any) -> list[Message]:
     if isinstance(prompt, str):
-        return [user(prompt)]
+        return [user(mend_text(prompt))]
     messages = list(prompt)
     for message in messages:
         if not isinstance(message, Message):
@@ -443,7 +460,7 @@ def _messages_of(prompt: Any) -> list[Message]:
                 f"the prompt holds {message!r}. Give text, or a list of treewarden messages.",
                 code="cave_prompt_invalid",
             )
-    return messages
+    return list(map(mend_message, messages))
 
 
 def _check_own_limits(limits: Limits | None) -> None:

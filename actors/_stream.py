@@ -8,6 +8,7 @@ nothing up.
 from __future__ import annotations
 
 import functools
+import io
 from collections import deque
 from decimal import Decimal
 from types import TracebackType
@@ -41,18 +42,24 @@ class EventBuffer:
 
     def __init__(self) -> None:
         self._events: deque[RunEvent] = deque()
+        # The first of the texts that are being merged; it comes after all of _events.
+        self._begun: TextWritten | ThoughtWritten | None = None
+        # What they say together. Joined only when it is read: a delta costs the same however much
+        # was written before it.
+        self._text = io.StringIO()
+        # Set at the next news; None while nobody waits.
         self._news: anyio.Event | None = None
         self.is_over = False
 
     def tell(self, event: RunEvent) -> None:
-        last = self._events[-1] if self._events else None
-        if (
-            isinstance(event, (TextWritten, ThoughtWritten))
-            and isinstance(last, type(event))
-            and last.path == event.path
-        ):
-            self._events[-1] = type(event)(event.path, last.text + event.text)
+        if isinstance(event, (TextWritten, ThoughtWritten)):
+            begun = self._begun
+            if begun is None or type(begun) is not type(event) or begun.path != event.path:
+                self._close_text()
+                self._begun = event
+            self._text.write(event.text)
         else:
+            self._close_text()
             self._events.append(event)
         self._wake()
 
@@ -61,15 +68,24 @@ class EventBuffer:
         self._wake()
 
     def take(self) -> RunEvent | None:
+        if not self._events:
+            self._close_text()
         return self._events.popleft() if self._events else None
 
     async def wait(self) -> None:
         self._news = anyio.Event()
         await self._news.wait()
 
+    def _close_text(self) -> None:
+        """Make one event of the texts that were merged."""
+        if self._begun is not None:
+            self._events.append(type(self._begun)(self._begun.path, self._text.getvalue()))
+            self._begun, self._text = None, io.StringIO()
+
     def _wake(self) -> None:
         if self._news is not None:
             self._news.set()
+            self._news = None
 
 
 class RunStream:
@@ -176,6 +192,7 @@ class RunStream:
         come back; it never breaches.
 
         Raises:
+            ActorStopped: The run is over.
             UsageError: The run has no wallet of its own, or this is another denomination.
             LedgerError: A raise that the parent's wallet cannot pay for. Nothing changed.
         """

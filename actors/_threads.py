@@ -14,7 +14,7 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
-from anyio import from_thread
+from anyio.lowlevel import EventLoopToken
 
 
 class _Slot:
@@ -43,10 +43,8 @@ async def run_in_daemon_thread(
         except BaseException as error:
             slot.error = error
         slot.is_done = True
-        try:
-            from_thread.run_sync(done.set, token=token)
-        except RuntimeError:
-            pass  # the loop is gone, and with it everybody who waited
+        # Sent, not awaited: a loop that ends meanwhile never answers, and the thread would stay.
+        send_to_loop(token, done.set)
 
     threading.Thread(target=work, name=name, daemon=True).start()
     try:
@@ -57,3 +55,16 @@ async def run_in_daemon_thread(
     if slot.error is not None:
         raise slot.error
     return slot.value
+
+
+def send_to_loop(token: EventLoopToken, message: Callable[[], object]) -> None:
+    """Have ``message`` called in a loop, from any thread and from a finaliser.
+
+    Nothing happens when that loop is gone.
+    """
+    loop: Any = token.native_token
+    send = getattr(loop, "call_soon_threadsafe", None) or loop.run_sync_soon
+    try:
+        send(message)
+    except RuntimeError:
+        pass  # asyncio's and trio's word for a loop that has ended

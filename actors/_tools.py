@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 from collections.abc import Callable
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from treewarden.ledgers import Kind, Outcome, amount_of
-from treewarden.protocols import RunError, ToolFailed, ToolResult
+from treewarden.protocols import RunError, ToolFailed, ToolResult, mend_text
 
 from ._actor import Actor, StopKind
 from ._definitions import Context, Tool
@@ -20,8 +19,6 @@ from ._threads import run_in_daemon_thread
 
 if TYPE_CHECKING:
     from ._agent import RunSettings
-
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class ToolRun:
@@ -95,8 +92,8 @@ def why_it_failed(actor: Actor) -> str:
     if actor.outcome is Outcome.FAILED:
         error = actor.error
         if isinstance(error, (ToolFailed, RunError)):
-            return _clean(str(error))
-        return _clean(f"{type(error).__name__}: {error}")
+            return mend_text(str(error))
+        return mend_text(f"{type(error).__name__}: {error}")
     asked = actor.stop_asked
     if asked is None:
         return "cave_run_aborted: it was cancelled before it started"
@@ -107,7 +104,7 @@ def why_it_failed(actor: Actor) -> str:
 
 def _as_text(tool: Tool, value: Any) -> str:
     try:
-        text = _clean(plain_json(value))
+        text = mend_text(plain_json(value))
     except TypeError as error:
         raise ToolFailed(
             "cave_tool_result_invalid", f"{tool.name} returned what has no JSON form: {error}"
@@ -120,11 +117,6 @@ def _as_text(tool: Tool, value: Any) -> str:
             "(max_result_bytes). Ask for a smaller part.",
         )
     return text
-
-
-def _clean(text: str) -> str:
-    # A lone surrogate in a history makes every later request fail to encode.
-    return text if text.isascii() else _LONE_SURROGATE.sub("\ufffd", text)
 
 
 def _report_abandoned(actor: Actor) -> None:

@@ -26,6 +26,7 @@ from treewarden.protocols import (
     Thinking,
     ThinkingDelta,
     ToolCall,
+    cut_text,
 )
 
 if TYPE_CHECKING:
@@ -257,7 +258,7 @@ async def _read_some(response: httpx.Response) -> bytes:
                 break
     except httpx.HTTPError:
         pass  # the status has said what matters; half an explanation is better than none
-    return content[:_MAX_ERROR_BYTES]
+    return cut_text(content.decode(errors="replace"), _MAX_ERROR_BYTES, unit="bytes").encode()
 
 
 def _no_answer(error: httpx.HTTPError, provider: str, sink: Sink) -> ProviderError:

@@ -31,6 +31,7 @@ from treewarden.protocols import (
     SubagentEnded,
     TextWritten,
     ToolEnded,
+    cut_text,
 )
 
 from ._errors import plain
@@ -202,7 +203,7 @@ class Picture:
             case CallStarted(model=model):
                 row.model, row.tail = model, ""
             case TextWritten(text=text):
-                row.tail = (row.tail + text)[-_TAIL_CHARS:]
+                row.tail = cut_text(row.tail + text, _TAIL_CHARS, keep="tail")
             case SubagentEnded(stop_reason=reason) | RunEnded(stop_reason=reason):
                 row.stop_reason = reason
             case RunFailed(receipt=receipt):

@@ -10,8 +10,9 @@ import json as json_
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import anyio
 import attrs
@@ -20,10 +21,12 @@ from rich.console import Console
 
 import treewarden as tw
 from treewarden.actors import Agent, Budget, Limits, Result
+from treewarden.ledgers import Event
 from treewarden.protocols import Receipt, RunError
 
 from ._errors import CommandError, Exit, forget_stdout, plain, tell
 from ._interrupts import Interrupts
+from ._journals import journal_to
 from ._live import Progress, progress_on
 from ._load import load_agent
 from ._options import AsJson, Backend, Flag
@@ -33,6 +36,7 @@ from ._tables import console, show_receipt
 _LIMITS = Group("Budget and limits", sort_key=1)
 _MODEL = Group("Model", sort_key=2)
 _OUTPUT = Group("Output", sort_key=3)
+_JOURNAL = Group("Journal", sort_key=4)
 
 # About what fits on a screen; the receipt itself always has everything.
 _MOST_ROWS = 40
@@ -57,6 +61,12 @@ class LimitOptions:
     """Tool calls in all, subagents included."""
     deadline: float | None = None
     """Seconds the run may take."""
+    idle_timeout: float | None = None
+    """Seconds a model call may be silent; then the run stops as stalled."""
+    min_call_seconds: float = 1.0
+    """No call is sent with less time than this left before the deadline."""
+    admission: Literal["reject", "wait"] = "reject"
+    """What a subagent does that finds every slot taken."""
 
     def limits(self) -> Limits:
         return Limits(**attrs.asdict(self))
@@ -80,6 +90,8 @@ def run(
     receipt: Annotated[Path | None, Parameter(group=_OUTPUT)] = None,
     quiet: Annotated[Flag, Parameter(name=("--quiet", "-q"), group=_OUTPUT)] = False,
     debug: Annotated[Flag, Parameter(group=_OUTPUT)] = False,
+    journal: Annotated[Path | None, Parameter(group=_JOURNAL)] = None,
+    resume_from: Annotated[Path | None, Parameter(group=_JOURNAL)] = None,
 ) -> int:
     """Run an agent from a Python file or module, inside a budget and limits.
 
@@ -99,6 +111,10 @@ def run(
         receipt: Write the receipt to this file.
         quiet: Show no progress and no receipt.
         debug: Show tracebacks.
+        journal: Append every ledger event to this file: .jsonl (a line each), or .sqlite or .db (a
+            database). treewarden replay reads it.
+        resume_from: Go on under the same limit: what the last tree in this journal spent counts
+            against the budget from the start, what is uncertain in full.
     """
     budget = _budget(budget_usd, budget_tokens)
     caps = limits.limits()
@@ -109,7 +125,9 @@ def run(
         agent = with_model(load_agent(target), model, base_url)
         question = _prompt(prompt)
         progress = progress_on(screen, quiet=quiet)
-        ending = anyio.run(_attend, agent, question, budget, caps, progress, backend=backend)
+        with journal_to(journal) as write:
+            watched = Watched(progress, write, resume_from)
+            ending = anyio.run(_attend, agent, question, budget, caps, watched, backend=backend)
     if debug and ending.error is not None:
         traceback.print_exception(ending.error)
     ending.show(screen, as_json=json, quiet=quiet)
@@ -245,11 +263,35 @@ class Ending:
         }
 
 
+@attrs.frozen
+class Watched:
+    """Who follows a run: what is shown of it, and the journal that it is written to."""
+
+    progress: Progress
+    write: Callable[[Event], None] | None = None
+    # The journal whose spend counts from the start.
+    resume_from: Path | None = None
+
+    def note(self, event: Event) -> None:
+        # Written before it is shown: what a person saw is in the file.
+        if self.write is not None:
+            self.write(event)
+        self.progress.note(event)
+
+
 async def _attend(
-    agent: Agent, prompt: str, budget: Budget | None, limits: Limits, progress: Progress
+    agent: Agent, prompt: str, budget: Budget | None, limits: Limits, watched: Watched
 ) -> Ending:
     """Run the agent, show how it goes on, and cancel it where a signal says so."""
-    stream = tw.stream(agent, prompt, budget=budget, limits=limits, journal=progress.note)
+    progress = watched.progress
+    stream = tw.stream(
+        agent,
+        prompt,
+        budget=budget,
+        limits=limits,
+        journal=watched.note,
+        resume_from=watched.resume_from,
+    )
     with progress:
         async with stream as run:
             with Interrupts(run.cancel) as interrupts:

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import attrs
 
-from treewarden.protocols import UsageError
+from treewarden.protocols import UsageError, cut_text
 
 from ._admissions import Caps, Kind, Outcome
 from ._events import Event
@@ -50,7 +50,7 @@ def event_from_json(line: str | bytes) -> Event:
         _check_types(event, event._asdict())
         return event  # type: ignore[no-any-return]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        shown = line[:80] if isinstance(line, str) else line[:80].decode(errors="replace")
+        shown = cut_text(line if isinstance(line, str) else line.decode(errors="replace"), 80)
         raise UsageError(
             f"this is no journal event: {shown!r} ({error}). Give a file that a journal sink of "
             "this version wrote.",

@@ -68,3 +68,7 @@ from ._receipts import TrancheRow as TrancheRow
 from ._receipts import total_of as total_of
 from ._sse import ServerSentEvent as ServerSentEvent
 from ._sse import SSEDecoder as SSEDecoder
+from ._text import cut_text as cut_text
+from ._text import mend_json as mend_json
+from ._text import mend_message as mend_message
+from ._text import mend_text as mend_text

@@ -56,6 +56,7 @@ from ._messages import (
     UsageDelta,
 )
 from ._sse import ServerSentEvent, SSEDecoder
+from ._text import cut_text
 
 _NAME = "anthropic"
 _VERSION = "2023-06-01"
@@ -128,11 +129,12 @@ class AnthropicCodec:
         return AnthropicStreamDecoder(provider=provider or self.name)
 
     def decode_response(self, body: bytes, *, provider: str) -> Reply:
-        answer = read_object(body.decode("utf-8", "replace"))
+        text = body.decode("utf-8", "replace")
+        answer = read_object(text)
         if answer.get("error"):
             raise _error_in_answer(answer, provider=provider)
         if not isinstance(answer.get("content"), list):
-            raise ProtocolError(f"not an answer of Anthropic Messages: {body[:200]!r}")
+            raise ProtocolError(f"not an answer of Anthropic Messages: {cut_text(text, 200)!r}")
         decoder = AnthropicStreamDecoder(provider=provider)
         decoder.take_whole(answer)
         return decoder.reply()

@@ -34,6 +34,7 @@ from ._messages import (
     ToolCall,
     Usage,
 )
+from ._text import cut_text
 
 
 class Codec(Protocol):
@@ -365,7 +366,7 @@ def read_error(answer: JSONObject) -> ErrorReport:
     """Return the error in ``answer``, in whichever of the usual shapes."""
     error = answer.get("error") or answer
     if not isinstance(error, Mapping):
-        return ErrorReport(str(error)[:_MAX_ERROR_TEXT])
+        return ErrorReport(cut_text(str(error), _MAX_ERROR_TEXT))
     code = text_of(error, "code")
     kind = code if code and not code.isdigit() else text_of(error, "type")
     message = text_of(error, "message") or text_of(error, "detail") or encode_json(error).decode()
@@ -373,7 +374,7 @@ def read_error(answer: JSONObject) -> ErrorReport:
     upstream = text_of(object_of(error, "metadata"), "raw")
     if upstream:
         message = f"{message}: {upstream}"
-    return ErrorReport(message[:_MAX_ERROR_TEXT], kind or None, _status_in(error, kind))
+    return ErrorReport(cut_text(message, _MAX_ERROR_TEXT), kind or None, _status_in(error, kind))
 
 
 def _status_in(error: JSONObject, kind: str) -> int | None:

@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping
 
 from ._errors import ProtocolError, UsageError
 from ._messages import JSON, JSONObject
+from ._text import cut_text, mend_json, mend_text
 
 # Half of a character that needs two escapes. Only text with such an escape can hold a lone half.
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def _finite(text: str) -> float:
@@ -31,19 +31,6 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is not JSON")
 
 
-def _without_surrogates(value: JSON) -> JSON:
-    match value:
-        case str():
-            return _SURROGATE.sub("\ufffd", value)
-        case list():
-            return [_without_surrogates(item) for item in value]
-        case Mapping():
-            mend = _without_surrogates
-            return {_SURROGATE.sub("\ufffd", key): mend(item) for key, item in value.items()}
-        case _:
-            return value
-
-
 def read_json(text: str, *, parse_float: Callable[[str], object] = _finite) -> JSON:
     """Return the value of ``text``, lone surrogates in it replaced by U+FFFD.
 
@@ -52,9 +39,9 @@ def read_json(text: str, *, parse_float: Callable[[str], object] = _finite) -> J
     """
     try:
         value: JSON = json.loads(text, parse_float=parse_float, parse_constant=_refuse_constant)
-        return _without_surrogates(value) if _SURROGATE_ESCAPE.search(text) else value
+        return mend_json(value) if _SURROGATE_ESCAPE.search(text) else value
     except (ValueError, ArithmeticError, RecursionError) as error:
-        raise ProtocolError(f"not JSON ({error}): {text[:200]!r}") from error
+        raise ProtocolError(f"not JSON ({error}): {cut_text(text, 200)!r}") from error
 
 
 def read_object(text: str, *, parse_float: Callable[[str], object] = _finite) -> JSONObject:
@@ -65,7 +52,7 @@ def read_object(text: str, *, parse_float: Callable[[str], object] = _finite) ->
     """
     value = read_json(text, parse_float=parse_float)
     if not isinstance(value, Mapping):
-        raise ProtocolError(f"not a JSON object: {text[:200]!r}")
+        raise ProtocolError(f"not a JSON object: {cut_text(text, 200)!r}")
     return value
 
 
@@ -112,4 +99,4 @@ def encode_json(value: JSON) -> bytes:
         )
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"a request must be JSON all through, and {error}.") from error
-    return _SURROGATE.sub("\ufffd", text).encode()
+    return mend_text(text).encode()

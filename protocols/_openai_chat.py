@@ -58,6 +58,7 @@ from ._messages import (
     UsageDelta,
 )
 from ._sse import ServerSentEvent, SSEDecoder
+from ._text import cut_text
 
 _NAME = "openai_chat"
 
@@ -150,7 +151,7 @@ class OpenAIChatCodec:
         answer = read_object(text)
         decoder.take_chunk(answer, text, content="message")
         if not objects_of(answer, "choices"):
-            raise ProtocolError(f"not an answer of Chat Completions: {text[:200]!r}")
+            raise ProtocolError(f"not an answer of Chat Completions: {cut_text(text, 200)!r}")
         return decoder.reply()
 
     def decode_error(

@@ -35,6 +35,7 @@ from treewarden.protocols import (
     ToolSpec,
     Usage,
     UsageError,
+    cut_text,
 )
 from treewarden.protocols import Reply as ModelReply
 
@@ -307,7 +308,7 @@ class _Answer:
             if at and self._reply.chunk_delay > 0:
                 await anyio.sleep(self._reply.chunk_delay)
             if room is not None:
-                chunk = chunk.encode()[:room].decode(errors="ignore")
+                chunk = cut_text(chunk, room, unit="bytes")
                 room -= len(chunk.encode())
             if chunk:
                 sink.progress.deltas += 1
@@ -341,7 +342,7 @@ class _Answer:
         text = "".join(self._chunks)
         if self._is_cut:
             room = self._request.output_limit * _BYTES_PER_TOKEN
-            text = text.encode()[:room].decode(errors="ignore")
+            text = cut_text(text, room, unit="bytes")
         parts: list[Part] = [Text(text)] if text else []
         turn = self._request.turn + 1
         for at, (name, arguments) in enumerate(self._reply.tool_calls, 1):

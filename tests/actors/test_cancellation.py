@@ -679,6 +679,36 @@ def test_a_run_whose_deadline_passes_while_a_thread_blocks_is_over_at_once(
         may_end.set()
 
 
+def test_a_thread_that_ends_while_its_loop_stands_still_does_not_wait_for_it() -> None:
+    """A loop that was stopped may never run again. On trio a loop cannot be stopped so."""
+    may_end, threads = threading.Event(), list[threading.Thread]()
+
+    @tw.tool(effect="read", runs="host")
+    def block() -> str:
+        """Block."""
+        threads.append(threading.current_thread())
+        loop.call_soon_threadsafe(loop.stop)
+        may_end.wait()
+        return "seen"
+
+    model = ScriptedModel(hands_out(("block", {})))
+    agent = tw.agent(id="one", instructions="Block.", model=model, tools=[block])
+    loop = asyncio.new_event_loop()
+    try:
+        run = loop.create_task(tw.run(agent, "go"))
+        loop.run_forever()
+        may_end.set()
+        (thread,) = threads
+        thread.join(5)
+        assert not thread.is_alive()
+        # And one that goes on finds the result that was left for it.
+        assert loop.run_until_complete(run).complete
+        assert [result.content for result in model.requests[1].tool_results] == ["seen"]
+    finally:
+        may_end.set()
+        loop.close()
+
+
 # --- a reader that sleeps ------------------------------------------------------------------------
 
 

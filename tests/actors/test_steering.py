@@ -55,6 +55,19 @@ async def test_an_ended_run_takes_no_messages(anyio_backend: str) -> None:
             run.send("too late")
 
 
+@pytest.mark.parametrize("max_usd", ["0.01", "5.00"])
+async def test_the_ceiling_of_a_run_that_is_over_cannot_be_moved(
+    max_usd: str, anyio_backend: str
+) -> None:
+    async with tw.open_tree(budget=tw.Budget(max_usd="9.00")) as tree:
+        budget = tw.Budget(max_usd="1.00")
+        async with tree.stream(looker(ScriptedModel([Reply("x")])), "go", budget=budget) as run:
+            await run.result()
+            with pytest.raises(tw.ActorStopped):
+                run.set_budget(max_usd=max_usd)
+        tree.check()
+
+
 async def test_wrapping_up_gives_one_last_answer(anyio_backend: str) -> None:
     def script(request: ScriptedRequest) -> Reply:
         if "Wrap up now: closing time" in request.last_text:

@@ -384,3 +384,137 @@ def test_a_moved_model_keeps_its_settings(treewarden: Command, folder: Path) -> 
     assert said.out == "moved\n"
     sent = server.requests[0]
     assert (sent["model"], sent["temperature"], sent["max_tokens"]) == ("mine", 0, 77)
+
+
+# --- the journal ----------------------------------------------------------------------------------
+
+
+@on_each_backend
+@pytest.mark.parametrize("name", ["run.jsonl", "run.sqlite", "run.db"])
+def test_a_journal_has_what_the_run_did_and_its_spend_counts_when_it_is_gone_on_with(
+    treewarden: Command, name: str, backend: str
+) -> None:
+    options = ("--budget-usd", "1", "--json", "-q", "--backend", backend, "--journal", name)
+    first = json.loads(treewarden("run", "agents.py:support", "x", *options).out)["receipt"]
+    folded = json.loads(treewarden("replay", name, "--json").out)
+    assert Decimal(folded["spent"]) == Decimal(first["total"]["usd"])
+    said = treewarden("run", "agents.py:support", "x", *options, "--resume-from", name)
+    second = json.loads(said.out)["receipt"]
+    assert said.code == 0
+    assert Decimal(second["carried"]) == Decimal(first["total"]["usd"]) > 0
+    # Both trees are in the file, and the second knows of the first.
+    said = treewarden("run", "agents.py:support", "x", *options, "--resume-from", name)
+    third = json.loads(said.out)["receipt"]
+    both = Decimal(first["total"]["usd"]) + Decimal(second["total"]["usd"])
+    assert Decimal(third["carried"]) == both
+
+
+def test_a_run_that_is_gone_on_with_is_stopped_by_what_was_spent_before(
+    treewarden: Command,
+) -> None:
+    treewarden("run", "agents.py:support", "x", "-q", "--journal", "run.jsonl")
+    options = ("--budget-usd", "0.0001", "--resume-from", "run.jsonl")
+    said = treewarden("run", "agents.py:echo", "x", *options)
+    assert said.code == 3
+    assert "stopped by budget_exhausted" in said.err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--journal", "run.txt"), "the name does not say which kind"),
+        (("--journal", "nowhere/run.jsonl"), "the journal cannot be written to"),
+        (("--journal", "nowhere/run.db"), "the journal cannot be written to"),
+        (("--journal", "agents.jsonl"), "is no journal"),
+        (("--resume-from", "run.jsonl"), "Give budget="),
+        (("--resume-from", "nowhere.jsonl", "--budget-usd", "1"), "cannot be read"),
+        (("--resume-from", "agents.py", "--budget-usd", "1"), "no journal event"),
+    ],
+)
+def test_a_journal_that_cannot_be_used_exits_with_2_and_starts_nothing(
+    treewarden: Command, folder: Path, options: tuple[str, ...], message: str
+) -> None:
+    (folder / "agents.jsonl").write_text("dear diary\n")
+    said = treewarden("run", "agents.py:support", "x", *options)
+    assert (said.code, said.out) == (2, "")
+    assert message in said.err
+    assert "looking for" not in said.err
+
+
+SPOILS = """
+import sqlite3
+import treewarden as tw
+from treewarden.testing import Reply, ScriptedModel
+
+
+@tw.tool(effect="write", runs="host")
+async def spoil() -> str:
+    \"\"\"Spoil the journal.\"\"\"
+    database = sqlite3.connect("run.db")
+    database.execute("DROP TABLE events")
+    database.close()
+    return "spoilt"
+
+
+model = ScriptedModel(lambda r: Reply("so", tool_calls=[] if r.turn else [("spoil", {})]))
+spoiler = tw.agent(id="spoiler", instructions="Spoil.", model=model, tools=[spoil])
+"""
+
+
+@on_each_backend
+def test_a_journal_that_fails_ends_the_run_with_its_receipt_and_exits_with_1(
+    treewarden: Command, folder: Path, backend: str
+) -> None:
+    (folder / "spoils.py").write_text(SPOILS)
+    options = ("--journal", "run.db", "--json", "--backend", backend)
+    said = treewarden("run", "spoils.py", "x", *options)
+    value: dict[str, Any] = json.loads(said.out)
+    assert (said.code, value["error_code"]) == (1, "cave_journal_failed")
+    # One call was made; the next one was not sent, because it could not be written down.
+    bases = [line["basis"] for line in value["receipt"]["lines"]]
+    assert bases == ["provider_reported", "not_dispatched"]
+    assert "Traceback" not in said.err
+
+
+# --- E14: a budget that trips inside a subagent ---------------------------------------------------
+
+TRIPS = """
+import treewarden as tw
+from treewarden.testing import Reply, ScriptedModel
+
+# Every call holds and uses $0.045.
+price = tw.Price(input="0", cache_read="0", cache_write="0", output="45")
+
+
+def script(request):
+    name = "ask" if request.agent_path.count("/") == 1 else "look"
+    arguments = {"task": "it"} if name == "ask" else {}
+    calls = [] if request.turn else [(name, arguments)]
+    return Reply("partly", tool_calls=calls, usage=tw.Usage(output=request.output_limit))
+
+
+@tw.tool(effect="read", runs="host")
+async def look() -> str:
+    \"\"\"Look.\"\"\"
+    return "seen"
+
+
+model = ScriptedModel(script, price=price, max_output=1_000)
+worker = tw.agent(id="worker", instructions="Work.", model=model, tools=[look])
+ask = tw.subagent(name="ask", description="Ask.", agent=worker)
+boss = tw.agent(id="boss", instructions="Plan.", model=model, tools=[ask])
+"""
+
+
+@on_each_backend
+def test_E14_a_budget_that_trips_in_a_subagent_exits_with_3(
+    treewarden: Command, folder: Path, backend: str
+) -> None:
+    (folder / "trips.py").write_text(TRIPS)
+    options = ("--budget-usd", "0.10", "--json", "--backend", backend)
+    said = treewarden("run", "trips.py:boss", "x", *options)
+    value: dict[str, Any] = json.loads(said.out)
+    assert (said.code, value["stop_reason"]) == (3, "budget_exhausted")
+    (child,) = value["receipt"]["subagents"]
+    assert child["stop_reason"] == "budget_exhausted"
+    assert Decimal(value["receipt"]["total"]["usd"]) == Decimal("0.09")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from typing import Any
 
@@ -13,6 +12,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from treewarden.ledgers import Event, TreeState, fold
 from treewarden.testing import LedgerMachine, TokenMachine, UsdMachine
 
+from ..soak.seconds import LEDGER_MACHINES, soak_seconds
 from .histories import HISTORIES
 from .profiles import QUICK, SHORT, SOAK
 
@@ -31,7 +31,7 @@ def test_any_order_of_calls_keeps_the_books_balanced(machine: type[LedgerMachine
 def test_any_order_of_many_more_calls_keeps_the_books_balanced(
     machine: type[LedgerMachine],
 ) -> None:
-    until = time.monotonic() + float(os.environ.get("SOAK_SECONDS", "300")) / len(MACHINES)
+    until = time.monotonic() + soak_seconds(LEDGER_MACHINES) / len(MACHINES)
     while time.monotonic() < until:
         run_state_machine_as_test(machine, settings=SOAK)
 
