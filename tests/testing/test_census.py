@@ -87,23 +87,25 @@ def test_a_task_that_is_ending_may_take_its_last_steps(backend: Backend) -> None
 @on_linux
 def test_an_open_descriptor_is_told_with_its_file(tmp_path: Path) -> None:
     file = tmp_path / "open"
+    opened: list[int] = []
     with pytest.raises(LeakError) as caught:
         with census():
-            descriptor = os.open(file, os.O_CREAT | os.O_WRONLY)
-    os.close(descriptor)
+            opened.append(os.open(file, os.O_CREAT | os.O_WRONLY))
+    os.close(opened[0])
     (leak,) = caught.value.leaks
-    assert (leak.kind, leak.what) == ("descriptor", f"{descriptor}: {file}")
+    assert (leak.kind, leak.what) == ("descriptor", f"{opened[0]}: {file}")
 
 
 @on_linux
 def test_a_child_process_is_told_until_it_has_been_waited_for() -> None:
     program = [sys.executable, "-c", "input()"]
+    children: list[subprocess.Popen[bytes]] = []
     with pytest.raises(LeakError) as caught:
         with census(patience=0):
-            child = subprocess.Popen(program, stdin=subprocess.PIPE)
+            children.append(subprocess.Popen(program, stdin=subprocess.PIPE))
     assert "process" in kinds(caught.value)
-    assert str(child.pid) in str(caught.value)
-    child.communicate(b"\n")
+    assert str(children[0].pid) in str(caught.value)
+    children[0].communicate(b"\n")
     with census():
         subprocess.run(program, input=b"\n", check=True)
 
@@ -194,7 +196,7 @@ def test_a_users_test_that_leaks_fails_with_the_fixture(tmp_path: Path) -> None:
     for backend in ("asyncio", "trio"):
         assert f"PASSED test_users.py::test_that_is_clean[{backend}]" in told, told
         assert f"ERROR test_users.py::test_that_is_clean[{backend}]" not in told, told
-        assert f"ERROR test_users.py::test_that_leaves_a_tree[{backend}]" in told, told
+        assert f"FAILED test_users.py::test_that_leaves_a_tree[{backend}]" in told, told
     assert "tree: root is still open" in told
     assert "ERROR test_users.py::test_that_leaves_a_descriptor" in told
     assert "/dev/null" in told

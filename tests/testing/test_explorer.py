@@ -1,4 +1,4 @@
-"""The five example trees stay clean at every instant, and what does not is told so that it helps."""
+"""The example trees stay clean at every instant, and what does not is told so that it helps."""
 
 from __future__ import annotations
 
@@ -165,7 +165,11 @@ def test_a_scenario_that_fails_undisturbed_raises_what_it_raised() -> None:
 
 def test_progress_is_told_after_each_run() -> None:
     told: list[tuple[int, int]] = []
-    explored = explore(one_run, on_progress=lambda done, total: told.append((done, total)))
+
+    def tell(done: int, total: int) -> None:
+        told.append((done, total))
+
+    explored = explore(one_run, on_progress=tell)
     total = explored.runs.total()
     assert told == [(done, total) for done in range(1, total + 1)]
 
