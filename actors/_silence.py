@@ -37,14 +37,17 @@ class Silence:
         return self.heard_at + part * self.limit_seconds
 
     def ring(self, now: float) -> float | None:
-        """Look; return when to look again."""
+        """Look; return when to look again.
+
+        Instants are compared and never spans of time: a sum and a difference of the same numbers
+        need not agree to the last bit, and an alarm that is due and not due rings for ever.
+        """
         if now < self.rings_at:
             return self.rings_at
-        silent = now - self.heard_at
-        if silent < self.limit_seconds:
+        if self._warned_of != self.heard_at:
             self._warned_of = self.heard_at
-            self.warn(silent)
+            self.warn(now - self.heard_at)
             return self.rings_at
-        self.ended_after_seconds = silent
+        self.ended_after_seconds = now - self.heard_at
         self.scope.cancel()
         return None

@@ -21,11 +21,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def _write_actor_mutants(
     terminalreporter: pytest.TerminalReporter, reports: list[pytest.TestReport]
 ) -> None:
-    found: list[tuple[str, ...]] = [
-        tuple(map(str, value))  # a list, where it came from another process
+    found = [
+        tuple(str(value).split("|"))  # text is what comes through from another process
         for report in reports
         for name, value in report.user_properties
-        if name == "actor mutant" and isinstance(value, tuple | list)
+        if name == "actor mutant"
     ]
     if found:
         rows = [("mutant", "explorer", "seeded schedules", "ledger machine"), *sorted(found)]

@@ -81,6 +81,7 @@ def what_the_machine_sees() -> str | None:
 
 
 def test_without_a_mutant_neither_the_explorer_nor_the_schedules_see_anything() -> None:
+    assert what_the_explorer_sees() is None
     assert what_schedules_see() is None
 
 
@@ -95,4 +96,5 @@ def test_a_mutant_of_the_actors_is_caught(
     monkeypatch.undo()
     assert explorer or schedules or machine, "it survived"
     assert explorer or name not in BY_THE_EXPLORER
-    record_property("actor mutant", (name, explorer or "-", schedules or "-", machine or "-"))
+    row = (name, explorer or "-", schedules or "-", machine or "-")
+    record_property("actor mutant", "|".join(row))
