@@ -19,7 +19,6 @@ from treewarden.actors import (
     plan_after_end,
 )
 from treewarden.ledgers import Kind, Outcome, TreeLedger
-from treewarden.protocols import UsageError
 from treewarden.testing import VirtualClock
 
 CHILDREN = ("a", "b", "c")
@@ -83,11 +82,6 @@ def test_the_fourth_restart_within_the_period_escalates() -> None:
 
 def test_restarts_before_the_period_are_forgotten() -> None:
     assert plan(Strategy.ONE_FOR_ONE, restarted_at=[1.0, 2.0, 90.0]) == ((), ("b",), False)
-
-
-def test_strategies_that_are_not_run_yet_are_refused() -> None:
-    with pytest.raises(UsageError, match="one_for_all is planned but not run yet"):
-        Supervisor((), strategy=Strategy.ONE_FOR_ALL)
 
 
 async def _supervised(supervisor: Supervisor) -> tuple[Actor, TreeLedger]:
