@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any, final
 
+import anyio
+
 from treewarden.ledgers import Kind, Outcome
 from treewarden.protocols import ActorStopped, ServiceFailed, UsageError
 
-from ._actor import StopKind
+from ._actor import Actor, StopKind
 from ._child import Child
 from ._lifecycle import State
 from ._mailbox import Letter
@@ -23,9 +25,11 @@ class Service:
         require_name(name)
         if not isinstance(supervisor, Supervisor):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(f"{supervisor!r} is no supervisor. Give tw.Supervisor([...]).")
-        self._root = root
+        self._root, self._supervisor = root, supervisor
+        # Set when its children have started, or never will.
+        self._started = anyio.Event()
         self._actor = root.start(
-            root.top, name, supervisor, kind=Kind.SERVICE, on_end=lambda _: self._note_end()
+            root.top, name, self._live, kind=Kind.SERVICE, on_end=lambda _: self._note_end()
         )
 
     @property
@@ -42,6 +46,10 @@ class Service:
         """What went wrong beside the outcome: who did not end in time, what a clean-up raised."""
         lease = self._actor.lease
         return tuple(lease.recorder.faults) if lease.has_record else ()
+
+    async def wait_started(self) -> None:
+        """Return when every child has made its first step, or the service has ended before."""
+        await self._started.wait()
 
     async def wait(self) -> None:
         """Return when it has ended with all below it, by itself or because it was stopped.
@@ -90,16 +98,17 @@ class Service:
 
     def _put(self, name: str, message: Any, *, is_question: bool) -> Letter:
         self._root.require_owner()
-        supervisor = self._actor.body
-        assert isinstance(supervisor, Supervisor), self._actor
-        if all(spec.name != name for spec in supervisor.children):
+        if all(spec.name != name for spec in self._supervisor.children):
             raise UsageError(f"{self.path} has no child {name!r}.", code="cave_option_invalid")
         for actor in (self._actor.children or {}).values():
             if isinstance(actor.body, Child) and actor.body.name == name:
                 return actor.letterbox().put(message, is_question=is_question)
         raise ActorStopped(f"{self.path}/{name}")
 
-    # --- its end ---------------------------------------------------------------------------------
+    # --- its life and end ------------------------------------------------------------------------
+
+    async def _live(self, actor: Actor) -> None:
+        await self._supervisor.supervise(actor, self._started.set)
 
     def _failure(self) -> ServiceFailed | None:
         actor = self._actor
@@ -111,6 +120,7 @@ class Service:
         return None
 
     def _note_end(self) -> None:
+        self._started.set()
         # Nobody is above it who could start it again: as in OTP, all that depends on it ends too.
         if (failure := self._failure()) is not None:
             self._root.end_for(failure)

@@ -234,10 +234,16 @@ class Supervisor:
 
     async def __call__(self, actor: Actor) -> None:
         """The body of the supervising actor: start the children in order, then watch over them."""
+        await self.supervise(actor, lambda: None)
+
+    async def supervise(self, actor: Actor, on_started: Callable[[], None]) -> None:
+        """The same, and ``on_started`` is called when every child has made its first step."""
         await anyio.lowlevel.checkpoint_if_cancelled()
         supervision = _Supervision(self, actor)
         actor.stops_in_order = True
         try:
+            await supervision.start()
+            on_started()
             await supervision.watch()
         finally:
             try:
@@ -263,14 +269,17 @@ class _Supervision:
         # Laggards that were reported.
         self._reported: set[str] = set()
 
+    async def start(self) -> None:
+        """Start the children in order."""
+        for spec in self._supervisor.children:
+            await self._start(spec)
+
     async def watch(self) -> None:
-        """Start the children and return when none of them runs or will.
+        """Look after the children and return when none of them runs or will.
 
         Raises:
             Exception: Too many restarts: the last child's error.
         """
-        for spec in self._supervisor.children:
-            await self._start(spec)
         while True:
             if self._bug is not None:
                 raise self._bug

@@ -8,6 +8,7 @@ The front door: every public name, loaded on first use. The names live in the pa
 from importlib import import_module
 
 _HOME = {
+    "Actor": "actors",
     "ActorStopped": "protocols",
     "Agent": "actors",
     "Budget": "actors",

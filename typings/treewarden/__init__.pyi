@@ -1,3 +1,4 @@
+from actors import Actor as Actor
 from protocols import ActorStopped as ActorStopped
 from actors import Agent as Agent
 from actors import Budget as Budget
