@@ -306,7 +306,8 @@ class _Supervision:
         why = why if asked is None else asked.reason
         children = [c for c in self._children.values() if c.actor.state is not State.ENDED]
         for child in reversed(children):
-            child.stop(kind, why, self._now)
+            if not child.is_over:  # else it is on its way, with an end of its own
+                child.stop(kind, why, self._now)
             await self._wait_patiently(child, child.actor.wait)
         for child in children:
             await child.actor.wait()
