@@ -23,6 +23,8 @@ from ._lifecycle import Moment as Moment
 from ._lifecycle import State as State
 from ._limits import Budget as Budget
 from ._limits import Limits as Limits
+from ._mailbox import Letter as Letter
+from ._mailbox import Mailbox as Mailbox
 from ._models import DEFAULT_OUTPUT_TOKENS as DEFAULT_OUTPUT_TOKENS
 from ._models import Auto as Auto
 from ._models import Brief as Brief
@@ -40,6 +42,7 @@ from ._run import open_tree as open_tree
 from ._run import run as run
 from ._run import run_sync as run_sync
 from ._run import stream as stream
+from ._service import Service as Service
 from ._sinks import JsonLinesJournal as JsonLinesJournal
 from ._sinks import SQLiteJournal as SQLiteJournal
 from ._sinks import read_journal as read_journal

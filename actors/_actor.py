@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import attrs
 
 from treewarden.ledgers import Lease, Outcome
+from treewarden.protocols import ActorStopped
 
 from ._lifecycle import Moment, State, after
+from ._mailbox import Letter, Mailbox
 
 if TYPE_CHECKING:
     from ._root import RootSupervisor
@@ -59,6 +61,10 @@ class Actor:
     error: BaseException | None = None
     # Live children by lease id, in start order. None: it never had one.
     children: dict[int, Actor] | None = None
+    # Its body stops the children, one after the other: see ``stop``.
+    stops_in_order: bool = False
+    # What it was sent, made with the first message.
+    mailbox: Mailbox | None = None
     # Called once, synchronously, right before the lease is given back.
     on_ending: Callable[[Actor], None] | None = None
     # Called once, synchronously, when the lease is given back.
@@ -75,16 +81,19 @@ class Actor:
     def stop(self, kind: StopKind, reason: str) -> None:
         """Ask this actor and all below it to end, children in reverse start order.
 
-        The first reason stays. No effect on an actor that has ended.
+        The first reason stays. No effect on an actor that has ended. A supervisor passes it on
+        itself and in order, except where there is no time for that.
         """
         if self.state is State.ENDED:
             return
         if self.stop_asked is None:
             self.stop_asked = StopAsked(kind, reason)
         self.lease.takes_no_more = True
-        if self.children:
-            for child in reversed(list(self.children.values())):
-                child.stop(kind, reason)
+        if self.mailbox is not None:
+            self.mailbox.close()
+        is_urgent = kind is StopKind.DEADLINE or self.root.journal_failure is not None
+        if is_urgent or not self.stops_in_order:
+            self.stop_below(kind, reason)
         self.state = after(self.state, Moment.STOP_ASKED)
         if self.task is not None:
             self.task.cancel()
@@ -92,6 +101,27 @@ class Actor:
     def strike(self, now: float) -> None:
         """Its deadline is here."""
         self.stop(StopKind.DEADLINE, "its deadline has passed")
+
+    def stop_below(self, kind: StopKind, reason: str) -> None:
+        """Ask all below it to end, and not the actor itself."""
+        for child in reversed(list((self.children or {}).values())):
+            child.stop(kind, reason)
+
+    async def receive(self) -> Letter:
+        """The next message that it was sent, oldest first; waits for one."""
+        return await self.letterbox().take()
+
+    def letterbox(self) -> Mailbox:
+        """Its mailbox, made when it is first asked for.
+
+        Raises:
+            ActorStopped: It was asked to end, or has ended.
+        """
+        if self.stop_asked is not None or self.state is State.ENDED:
+            raise ActorStopped(self.path)
+        if self.mailbox is None:
+            self.mailbox = Mailbox(self.path)
+        return self.mailbox
 
     async def wait(self) -> None:
         """Return when the actor has ended and given everything back."""
@@ -128,6 +158,15 @@ class Actor:
     def mark_ended(self) -> None:
         if self._ended is not None:
             self._ended.set()
+
+
+def without_cancellation(
+    error: BaseException, cancelled: type[BaseException]
+) -> BaseException | None:
+    """What is left of an error when its cancellations are taken out of it."""
+    if isinstance(error, BaseExceptionGroup):
+        return cast("BaseExceptionGroup[BaseException]", error).split(cancelled)[1]
+    return None if isinstance(error, cancelled) else error
 
 
 async def to_the_end(wait: Callable[[], Awaitable[object]]) -> None:

@@ -88,6 +88,7 @@ from ._gates import (
     tool_gate,
 )
 from ._limits import CallTimes, Funding
+from ._mailbox import Mailbox
 from ._models import Auto, Brief, Model, ModelSession
 from ._schemas import Mismatch, plain_json
 from ._siblings import PendingCall, Siblings
@@ -220,8 +221,8 @@ class Invocation:
         self._background = Background()
         # The tool calls of its last reply.
         self._siblings = Siblings(agent.on_sibling_failure)
-        # Texts to be put into the conversation before the next call.
-        self._inbox: list[str] = []
+        # Texts to be put into the conversation before the next call, from the first one on.
+        self._inbox: Mailbox | None = None
         # Why the next call is to be the last, or None.
         self._wrap_up: str | None = None
         self._tool_calls_started = 0
@@ -311,10 +312,13 @@ class Invocation:
 
         Raises:
             ActorStopped: The invocation is over, or on its last call.
+            MailboxFull: It has not read what it was sent before.
         """
         if self.result is not None or self.failure is not None or self._wrap_up is not None:
             raise ActorStopped(self.agent.id)
-        self._inbox.append(mend_text(text))
+        if self._inbox is None:
+            self._inbox = Mailbox(self.agent.id)
+        self._inbox.put(mend_text(text))
 
     def wrap_up(self, reason: str) -> None:
         """Make the next model call the last one. The first reason stays."""
@@ -328,9 +332,8 @@ class Invocation:
             if self.agent.background != "cancel":
                 await self._wait_for_background()
             self._hand_over_results()
-        for text in self._inbox:
+        for text in self._inbox.take_all() if self._inbox else ():
             self.messages.append(Message("user", (Text(text),)))
-        self._inbox.clear()
         if self._wrap_up is None:
             return False
         self.messages.append(_wrap_up_request(self._wrap_up))

@@ -77,7 +77,7 @@ class OpenTree:
             _uninstall(clock_scope)
             raise
         tree = cls(root, budget, limits.times, ids, clock_scope)
-        root.on_close = tree._give_back
+        root.on_close, root.tree = tree._give_back, tree
         return tree
 
     def transport(self) -> Transport:

@@ -23,6 +23,7 @@ from treewarden.ledgers import Kind, Lease, LeaseRequest, Outcome, TreeLedger
 from treewarden.protocols import (
     JournalFailed,
     RefusedError,
+    ServiceFailed,
     SupervisorCancelled,
     TreeCrashed,
     UsageError,
@@ -39,6 +40,8 @@ from ._threads import send_to_loop
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
+
+    from ._open_tree import OpenTree
 
 
 tree_observer: ContextVar[Callable[[RootSupervisor], None] | None] = ContextVar(
@@ -67,6 +70,10 @@ class RootSupervisor:
         self.failure: BaseException | None = None
         # Why the tree could not be written down to its end, or None. Its runs have receipts.
         self.journal_failure: JournalFailed | None = None
+        # The service that failed first, or None. Everything else was stopped because of it.
+        self.service_failure: ServiceFailed | None = None
+        # What its runs share, where it was opened for runs.
+        self.tree: OpenTree | None = None
         # It ends by itself with its last top-level run: nobody else would close it.
         self.closes_when_empty = False
         # What the tree owns beside its actors and is given back when they are gone.
@@ -124,8 +131,7 @@ class RootSupervisor:
         stays to the end, so that nobody goes on beside a tree that is still closing.
         """
         self.stop_admitting()
-        for actor in reversed(list((self.top.children or {}).values())):
-            actor.stop(StopKind.CLOSED, reason)
+        self.top.stop_below(StopKind.CLOSED, reason)
         self._close_asked.set()
         await to_the_end(self._wait_until_closed)
 
@@ -142,8 +148,14 @@ class RootSupervisor:
         """
         self.journal_failure = JournalFailed(cause)
         self.stop_admitting()
-        for actor in reversed(list((self.top.children or {}).values())):
-            actor.stop(StopKind.CLOSED, self.journal_failure.message)
+        self.top.stop_below(StopKind.CLOSED, self.journal_failure.message)
+
+    def end_for(self, failure: ServiceFailed) -> None:
+        """End all that runs, because a service failed that nobody can start again."""
+        if self.service_failure is None:
+            self.service_failure = failure
+        self.stop_admitting()
+        self.top.stop_below(StopKind.CLOSED, failure.message)
 
     async def _wait_until_closed(self) -> None:
         await self._closed.wait()
@@ -334,6 +346,8 @@ class RootSupervisor:
         self.require_owner()
         if self.journal_failure is not None:
             raise self.journal_failure
+        if self.service_failure is not None:
+            raise self.service_failure
         is_over = parent.state in (State.STOPPING, State.ENDED)
         if self._group is None or self.is_closing or is_over:
             raise UsageError(

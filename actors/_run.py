@@ -24,8 +24,10 @@ from ._conversation import Conversation
 from ._definitions import Agent, ToolCallback
 from ._limits import Budget, Limits
 from ._open_tree import OpenTree, set_ceiling
+from ._service import Service
 from ._start import OnStop, Prompt, Start
 from ._stream import RunStream
+from ._supervisor import Supervisor
 
 if TYPE_CHECKING:
     from treewarden.ledgers import Event
@@ -178,6 +180,7 @@ def open_tree(
     Raises:
         UsageError: (on entry) Something asked for cannot be; nothing was started.
         JournalFailed: (on leaving) The journal could not be written to its end.
+        ServiceFailed: (on leaving) A service failed, and everything else was stopped.
     """
     return Tree(
         budget=budget,
@@ -230,7 +233,7 @@ class Tree:
     ) -> None:
         await self._tree.close()
         root = self._tree.root
-        failure = root.failure or root.journal_failure
+        failure = root.failure or root.journal_failure or root.service_failure
         if failure is not None and exc is None:
             raise failure
 
@@ -274,6 +277,22 @@ class Tree:
         return RunStream(
             self._start(agent, prompt, budget, limits, deps, on_tool_call, on_stop, conversation)
         )
+
+    def supervise(self, supervisor: Supervisor, *, name: str) -> Service:
+        """Start a supervisor that keeps services alive as long as the tree is open.
+
+        What its children run with ``tw.run`` are their runs, and draw on the tree's wallet: a
+        restart gives nothing back. When the supervisor fails, nobody is above it: everything in
+        the tree is stopped with that reason, and leaving the tree raises ``ServiceFailed``.
+
+        Args:
+            name: Its place in the tree, a part of its path.
+
+        Raises:
+            UsageError: The name cannot be, or the tree is closed; nothing was started.
+            ServiceFailed: Another one has failed, so the tree is ending.
+        """
+        return Service(self._tree.root, supervisor, name)
 
     def run_from_thread(self, agent: Agent, prompt: Prompt, **options: Any) -> Result:
         """``run`` from a thread that is not the tree's own; blocks that thread until the end."""

@@ -312,7 +312,8 @@ class Start:
         own_deadline = None if self._is_own_tree or self._limits is None else self._limits
         request = LeaseRequest(
             self._agent.id,
-            Kind.RUN if above is None else Kind.AGENT,
+            # A service is no agent: what it runs are runs of their own.
+            Kind.RUN if _invocation_above(above) is None else Kind.AGENT,
             cap=self._budget.max if carves and self._budget is not None else None,
             seconds=None if own_deadline is None else own_deadline.deadline_seconds,
         )
@@ -414,19 +415,14 @@ class Start:
 
 
 def _tree_of(actor: Actor) -> OpenTree:
-    settings = _settings_of(actor)
-    assert settings is not None, actor
-    return settings.tree
+    tree = actor.root.tree
+    assert tree is not None, actor
+    return tree
 
 
 def _model_of(actor: Actor) -> Model | None:
     invocation = _invocation_above(actor)
     return None if invocation is None else invocation.model
-
-
-def _settings_of(actor: Actor) -> RunSettings | None:
-    invocation = _invocation_above(actor)
-    return None if invocation is None else invocation.settings
 
 
 def _is_below_a_fixture() -> bool:

@@ -166,6 +166,7 @@ class RunStream:
 
         Raises:
             ActorStopped: It is over, ending, or on its last call; nothing will come of it.
+            MailboxFull: It has 64 messages that it did not read yet.
         """
         actor = self._actor_at(path)
         if actor is None or actor.state in (State.STOPPING, State.ENDED):

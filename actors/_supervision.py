@@ -10,6 +10,8 @@ from enum import Enum
 
 import attrs
 
+from treewarden.protocols import UsageError
+
 
 class Strategy(Enum):
     """Who is restarted when one child ends."""
@@ -32,10 +34,26 @@ class Restart(Enum):
 
 @attrs.frozen
 class Intensity:
-    """How many restarts are borne: at most ``restarts`` within ``period_seconds``."""
+    """How many restarts are borne: at most ``restarts`` within ``period_seconds``.
+
+    Raises:
+        UsageError: One of them cannot be.
+    """
 
     restarts: int = 3
     period_seconds: float = 5.0
+
+    def __attrs_post_init__(self) -> None:
+        if type(self.restarts) is not int or self.restarts < 0:
+            raise UsageError(
+                f"restarts is {self.restarts!r}. Give a whole number from 0.",
+                code="cave_option_invalid",
+            )
+        if not self.period_seconds > 0:
+            raise UsageError(
+                f"period_seconds is {self.period_seconds!r}. Give a number above 0.",
+                code="cave_option_invalid",
+            )
 
 
 @attrs.frozen(kw_only=True)
@@ -77,6 +95,7 @@ def plan_after_end(
     intensity: Intensity,
     restarted_at: list[float],
     now: float,
+    temporary: frozenset[str] = frozenset(),
 ) -> Plan:
     """Decide what follows from the end of the child ``ended``.
 
@@ -84,6 +103,8 @@ def plan_after_end(
         children: All children in start order, ``ended`` among them.
         failed: It ended with an error.
         restarted_at: Instants of this supervisor's earlier restarts, in clock seconds.
+        temporary: Children that are never started again, not even when they are stopped for
+            another one's sake.
     """
     if not is_wanted_back(restart, failed=failed):
         return Plan()
@@ -99,4 +120,4 @@ def plan_after_end(
         case Strategy.ONE_FOR_ALL:
             affected = children
     running = tuple(name for name in affected if name != ended)
-    return Plan(stop=running[::-1], start=affected)
+    return Plan(stop=running[::-1], start=tuple(name for name in affected if name not in temporary))

@@ -9,6 +9,7 @@ from ._errors import ActorStopped as ActorStopped
 from ._errors import CredentialsError as CredentialsError
 from ._errors import JournalFailed as JournalFailed
 from ._errors import LedgerError as LedgerError
+from ._errors import MailboxFull as MailboxFull
 from ._errors import ProtocolError as ProtocolError
 from ._errors import ProviderError as ProviderError
 from ._errors import ProviderInterrupted as ProviderInterrupted
@@ -16,6 +17,7 @@ from ._errors import RefusedError as RefusedError
 from ._errors import RunCancelled as RunCancelled
 from ._errors import RunError as RunError
 from ._errors import RunStopped as RunStopped
+from ._errors import ServiceFailed as ServiceFailed
 from ._errors import SupervisorCancelled as SupervisorCancelled
 from ._errors import ToolFailed as ToolFailed
 from ._errors import TreeCrashed as TreeCrashed

@@ -8,10 +8,12 @@
     │   ├── ProviderInterrupted          … after it had begun to answer
     │   └── CredentialsError             … because of the key, or there is none
     ├── ActorStopped                     a message to an actor that has ended
+    ├── MailboxFull                      a message to an actor that does not read its own
     ├── ToolFailed                       a tool call ended without a result
     ├── RunError                         a run failed after it had started; has a receipt
     │   ├── RunStopped                   … was stopped by a limit, where the caller wants an error
     │   └── RunCancelled                 … was cancelled
+    ├── ServiceFailed                    a supervised service failed too often, or was killed
     ├── TreeCrashed                      the runtime's own code failed; the tree was ended
     ├── SupervisorCancelled              a task was killed from outside before its first step
     └── LedgerError                      the ledger was used wrongly: a bug in the caller
@@ -132,6 +134,19 @@ class ActorStopped(TreewardenError):
         self.actor = actor
 
 
+class MailboxFull(TreewardenError):
+    """An actor has as many unread messages as its mailbox holds. This one was not taken."""
+
+    code = "cave_mailbox_full"
+
+    def __init__(self, actor: str, capacity: int) -> None:
+        super().__init__(
+            f"{self.code}: {actor} has {capacity} unread messages and takes no more of them. "
+            "Send again when it has read some."
+        )
+        self.actor, self.capacity = actor, capacity
+
+
 class ToolFailed(TreewardenError):
     """A tool call that ended without a result of its own: refused, timed out, cancelled."""
 
@@ -183,6 +198,21 @@ class SupervisorCancelled(TreewardenError):
             "task.cancel()."
         )
         self.supervisor, self.never_started = supervisor, never_started
+
+
+class ServiceFailed(TreewardenError):
+    """A supervised service failed, and nobody was left to start it again.
+
+    ``service`` is its path. ``__cause__`` is the error it failed with, where there is one.
+    """
+
+    code = "cave_service_failed"
+
+    def __init__(self, service: str, why: str, cause: BaseException | None = None) -> None:
+        self.message = f"{service} failed: {why}"
+        super().__init__(f"{self.code}: {self.message}")
+        self.service, self.why = service, why
+        self.__cause__ = cause
 
 
 class TreeCrashed(TreewardenError):

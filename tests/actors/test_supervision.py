@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Literal
 
 import anyio
+import anyio.lowlevel
 import pytest
+from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import strategies as st
 
+import treewarden as tw
 from treewarden.actors import (
     Actor,
     ChildSpec,
@@ -17,10 +22,13 @@ from treewarden.actors import (
     Strategy,
     Supervisor,
     plan_after_end,
+    running_backend,
 )
 from treewarden.ledgers import Kind, Outcome, TreeLedger
-from treewarden.protocols import UsageError
 from treewarden.testing import VirtualClock
+
+from ..scenarios.kit import Backend, both_backends
+from .otp import How, Otp, Script, Tie, Trace
 
 CHILDREN = ("a", "b", "c")
 
@@ -83,11 +91,6 @@ def test_the_fourth_restart_within_the_period_escalates() -> None:
 
 def test_restarts_before_the_period_are_forgotten() -> None:
     assert plan(Strategy.ONE_FOR_ONE, restarted_at=[1.0, 2.0, 90.0]) == ((), ("b",), False)
-
-
-def test_strategies_that_are_not_run_yet_are_refused() -> None:
-    with pytest.raises(UsageError, match="one_for_all is planned but not run yet"):
-        Supervisor((), strategy=Strategy.ONE_FOR_ALL)
 
 
 async def _supervised(supervisor: Supervisor) -> tuple[Actor, TreeLedger]:
@@ -166,3 +169,112 @@ def test_escalation_stops_the_siblings_before_the_supervisor_fails(
     actor, _ = VirtualClock().run(_supervised, supervisor, backend=backend)
     assert ended == ["root/pool#1/steady#1"]
     assert actor.outcome is Outcome.FAILED
+
+
+# --- against a naive model of OTP ----------------------------------------------------------------
+
+TICKS_PER_SECOND = 64
+"""A power of two: instants are exact."""
+
+HOWS: tuple[How, ...] = ("returns", "raises", "is killed")
+LIVES = st.tuples(st.integers(1, 2_000), st.sampled_from(HOWS))
+
+
+@st.composite
+def supervised_scripts(draw: st.DrawFn) -> tuple[Script, ...]:
+    """Up to four children that start, end and are stopped in every way."""
+    return tuple(
+        Script(
+            name,
+            draw(st.sampled_from(["permanent", "permanent", "transient", "temporary"])),
+            tuple(draw(st.lists(LIVES, max_size=4))),
+            draw(st.sampled_from([0, 0, 1, 7, 130])),
+        )
+        for name in "abcd"[: draw(st.integers(1, 4))]
+    )
+
+
+class Played:
+    """The same scripts, played by children of ours."""
+
+    def __init__(self) -> None:
+        self.trace: Trace = []
+
+    def note(self, what: str, who: str) -> None:
+        tick = VirtualClock.running().monotonic() * TICKS_PER_SECOND
+        assert tick == int(tick), tick
+        self.trace.append((int(tick), what, who))
+
+    def child(self, script: Script) -> tw.ChildSpec:
+        lives = iter(script.lives)
+
+        async def start(actor: tw.Actor) -> None:
+            self.note("starts", script.name)
+            ticks, how = next(lives, (None, "is killed"))
+            try:
+                if ticks is None:
+                    await anyio.sleep_forever()
+                else:
+                    await anyio.sleep(ticks / TICKS_PER_SECOND)
+            except anyio.get_cancelled_exc_class():
+                with anyio.CancelScope(shield=True):
+                    await anyio.sleep(script.clean_up / TICKS_PER_SECOND)
+                self.note("is stopped", script.name)
+                raise
+            self.note(how, script.name)
+            if how == "is killed" and (task := native_task()) is not None:
+                task.cancel()
+                await anyio.lowlevel.checkpoint()
+            elif how != "returns":
+                raise OSError(script.name)
+
+        return tw.ChildSpec(name=script.name, start=start, restart=script.restart)
+
+
+def native_task() -> asyncio.Task[object] | None:
+    return asyncio.current_task() if running_backend() == "asyncio" else None
+
+
+async def play(model: Otp) -> tuple[Trace, str, int]:
+    played = Played()
+    supervisor = tw.Supervisor(
+        [played.child(script) for script in model.scripts],
+        strategy=model.strategy,
+        intensity=tw.Intensity(model.max_restarts, model.period / TICKS_PER_SECOND),
+    )
+    outcome = "over"
+    try:
+        async with tw.open_tree(clock=VirtualClock.running()) as tree:
+            service = tree.supervise(supervisor, name="services")
+            with anyio.move_on_after(model.until / TICKS_PER_SECOND):
+                await service.wait()
+            if not service.is_over:
+                outcome = "stopped"
+                service.stop()
+            await service.wait()
+    except tw.ServiceFailed:
+        outcome = "failed"
+    assert service.faults == ()
+    tree.ledger.check_closed()
+    return played.trace, outcome, tree.ledger.counters.restarts
+
+
+@both_backends
+@given(
+    scripts=supervised_scripts(),
+    strategy=st.sampled_from(["one_for_one", "one_for_all", "rest_for_one"]),
+    max_restarts=st.integers(0, 4),
+    period=st.sampled_from([64, 640, 6_400]),
+)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_whatever_happens_to_children_is_what_happens_in_otp(
+    backend: Backend, scripts: tuple[Script, ...], strategy: str, max_restarts: int, period: int
+) -> None:
+    model = Otp(scripts, strategy, max_restarts, period, until=4_001)
+    try:
+        expected = model.run()
+    except Tie:
+        reject()
+    trace, outcome, restarts = VirtualClock().run(play, model, backend=backend)
+    assert trace == expected
+    assert (outcome, restarts) == (model.outcome, model.restarts)

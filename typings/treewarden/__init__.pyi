@@ -1,12 +1,17 @@
+from actors import Actor as Actor
 from protocols import ActorStopped as ActorStopped
 from actors import Agent as Agent
 from actors import Budget as Budget
+from actors import ChildSpec as ChildSpec
 from actors import Clock as Clock
 from actors import Context as Context
 from actors import Conversation as Conversation
 from protocols import CredentialsError as CredentialsError
+from actors import Intensity as Intensity
 from actors import JsonLinesJournal as JsonLinesJournal
+from actors import Letter as Letter
 from actors import Limits as Limits
+from protocols import MailboxFull as MailboxFull
 from protocols import Message as Message
 from ledgers import ModelCard as ModelCard
 from ledgers import Price as Price
@@ -21,6 +26,9 @@ from protocols import RunError as RunError
 from protocols import RunStopped as RunStopped
 from actors import RunStream as RunStream
 from actors import SQLiteJournal as SQLiteJournal
+from actors import Service as Service
+from protocols import ServiceFailed as ServiceFailed
+from actors import Supervisor as Supervisor
 from protocols import SupervisorCancelled as SupervisorCancelled
 from ledgers import Tier as Tier
 from actors import Tool as Tool

@@ -1,0 +1,133 @@
+"""What an actor was sent and has not read yet.
+
+Two rules. It is bounded and refuses what does not fit: whoever sends is never held up by one who
+does not read. And a stop is no message: from the moment it is asked for nothing more is handed out,
+and everybody who waits for an answer is told so.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, final
+
+import anyio
+import attrs
+
+from treewarden.protocols import ActorStopped, MailboxFull
+
+CAPACITY = 64
+
+
+@final
+@attrs.define(eq=False)
+class Letter:
+    """One message, and what became of it. Not made directly: see ``Mailbox.put``."""
+
+    message: Any
+    _owner: str
+    # False where nobody waits for what becomes of it.
+    _is_question: bool
+    _answer: Any = None
+    # Set when it has an answer, or never will have one.
+    _news: anyio.Event | None = None
+    _is_answered: bool = False
+    _is_dropped: bool = False
+
+    def reply(self, answer: Any) -> None:
+        """Answer whoever asked. No effect when its actor was stopped, or has answered before."""
+        if self.is_open:
+            self._answer, self._is_answered = answer, True
+            self._tell()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether somebody waits for an answer that may still come."""
+        return self._is_question and not self._is_answered and not self._is_dropped
+
+    def drop(self) -> None:
+        """It will not be answered any more. No effect when it was."""
+        if self.is_open:
+            self._is_dropped = True
+            self._tell()
+
+    async def wait(self) -> Any:
+        """The answer.
+
+        Raises:
+            ActorStopped: Its actor was stopped, or ended, before it answered.
+        """
+        if self.is_open:
+            self._news = self._news or anyio.Event()
+            await self._news.wait()
+        if self._is_dropped:
+            raise ActorStopped(self._owner)
+        return self._answer
+
+    def _tell(self) -> None:
+        if self._news is not None:
+            self._news.set()
+
+
+@final
+@attrs.define(eq=False)
+class Mailbox:
+    """A bounded queue that belongs to one actor, ``owner``."""
+
+    owner: str
+    capacity: int = CAPACITY
+    _unread: deque[Letter] = attrs.field(factory=deque[Letter])
+    # Questions that were read and not answered, oldest first. Swept at the next one that is read.
+    _read: list[Letter] = attrs.field(factory=list[Letter])
+    _is_closed: bool = False
+    _news: anyio.Event | None = None
+
+    def put(self, message: Any, *, is_question: bool = False) -> Letter:
+        """Leave a message; ``is_question`` if its answer is waited for.
+
+        Raises:
+            ActorStopped: Its owner takes no messages any more.
+            MailboxFull: ``capacity`` messages are unread. This one was not taken.
+        """
+        if self._is_closed:
+            raise ActorStopped(self.owner)
+        if len(self._unread) >= self.capacity:
+            raise MailboxFull(self.owner, self.capacity)
+        self._unread.append(letter := Letter(message, self.owner, is_question))
+        if self._news is not None:
+            self._news.set()
+        return letter
+
+    async def take(self) -> Letter:
+        """The oldest message that is unread; waits for one.
+
+        Raises:
+            ActorStopped: Its owner was stopped. What is unread stays so.
+        """
+        while not self._unread and not self._is_closed:
+            self._news = anyio.Event()
+            await self._news.wait()
+        if self._is_closed:
+            raise ActorStopped(self.owner)
+        letter = self._unread.popleft()
+        if letter.is_open:
+            self._read = [*(earlier for earlier in self._read if earlier.is_open), letter]
+        return letter
+
+    def take_all(self) -> list[Any]:
+        """The messages that are unread, oldest first; none when its owner was stopped."""
+        messages = [letter.message for letter in self._unread]
+        self._unread.clear()
+        return messages
+
+    def close(self) -> None:
+        """Hand out nothing more, and tell so whoever waits for an answer."""
+        self._is_closed = True
+        for letter in (*self._read, *self._unread):
+            letter.drop()
+        self._read.clear()
+        self._unread.clear()
+        if self._news is not None:
+            self._news.set()
+
+    def __len__(self) -> int:
+        return len(self._unread)
