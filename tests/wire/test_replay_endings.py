@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import Any
 
 import anyio
+import attrs
 import pytest
 
 import treewarden as tw
@@ -353,6 +354,37 @@ async def test_a_deadline_ends_a_call_that_gets_no_answer_at_all() -> None:
     assert (line.basis, line.output_tokens, line.low_usd) == ("estimated", 0, ZERO)
     assert line.input_tokens > 0
     assert [line.high_usd] == witness.held
+
+
+async def test_a_stream_that_falls_silent_ends_as_stalled_and_is_hung_up_on() -> None:
+    witness = Witness()
+    with ReplayServer([stalled_after_forty_tokens()]) as server:
+        with anyio.fail_after(5):
+            result = await witness.run(
+                writer(haiku(server)),
+                "hello",
+                budget=ONE_DOLLAR,
+                limits=tw.Limits(idle_timeout=DEADLINE),
+            )
+        assert await hung_up(server.requests[0])
+    assert (result.stop_reason, result.complete) == ("stalled", False)
+    assert result.text == "word" * 40
+    line = only_line(result.receipt)
+    assert (line.basis, line.usd) == ("estimated", Decimal("0.000212"))
+    assert "idle_timeout" in (line.note or "")
+
+
+async def test_any_byte_of_an_answer_is_a_sign_of_life() -> None:
+    """A provider that thinks sends pings and comments, which say only that it is there."""
+    comments = b": still here\n\n" * 12
+    whole = streamed(started(), *text_block(0, "a"), *ended())
+    slow = attrs.evolve(whole, body=comments + whole.body, chunk_bytes=14, pause_seconds=0.05)
+    witness = Witness()
+    with ReplayServer([slow]) as server:
+        result = await witness.run(
+            writer(haiku(server)), "hello", limits=tw.Limits(idle_timeout=0.5)
+        )
+    assert (result.stop_reason, result.text) == ("complete", "a")
 
 
 async def test_a_slow_stream_is_told_while_it_comes() -> None:
