@@ -1,4 +1,4 @@
-"""Five small trees that may be cancelled at any instant, and nothing is left behind.
+"""Six small trees that may be cancelled at any instant, and nothing is left behind.
 
     python -m treewarden.testing.explore examples/explored_trees.py
 
@@ -119,6 +119,31 @@ async def scenario_reader_breaks() -> None:
         async with tree.stream(teller, "another one") as second:
             second.wrap_up("it is late")
             await second.result()
+
+
+async def scenario_lent_slots() -> None:
+    """Two parents and their children in a tree with one slot; one child goes on in the background.
+
+    Whoever waits for the slot may be cancelled right when it is given to it.
+    """
+
+    def script(request: ScriptedRequest) -> Reply:
+        level, turn = request.agent_path.count("/"), request.turn
+        if turn or level == 3:
+            return Reply("done", delay=1, usage=SMALL)
+        if level == 1:
+            return Reply(tool_calls=[("lead", {"task": f"part {n}"}) for n in range(2)])
+        return Reply(tool_calls=[("work", {"task": "this"}), ("watch", {"task": "that"})])
+
+    model = ScriptedModel(script, **BOUNDED)
+    worker = tw.agent(id="worker", instructions="Work.", model=model)
+    work = tw.subagent(name="work", description="Works.", agent=worker, max_usd="0.35")
+    watch = tw.subagent(name="watch", description="Watches.", agent=worker, background=True)
+    leader = tw.agent(id="leader", instructions="Lead.", model=model, tools=[work, watch])
+    lead = tw.subagent(name="lead", description="Leads.", agent=leader)
+    boss = tw.agent(id="boss", instructions="Let lead.", model=model, tools=[lead])
+    limits = tw.Limits(max_concurrent_subagents=1, admission="wait")
+    await tw.run(boss, "go", budget=tw.Budget(max_usd="3.00"), limits=limits)
 
 
 async def scenario_wallets_in_wallets() -> None:

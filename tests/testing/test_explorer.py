@@ -34,8 +34,8 @@ SCENARIOS = load_scenarios(EXAMPLES)
 Measured = Callable[[str, object], None]
 
 
-def test_there_are_five_example_trees() -> None:
-    assert len(SCENARIOS) == 5
+def test_there_are_six_example_trees() -> None:
+    assert len(SCENARIOS) == 6
 
 
 @pytest.mark.slow
