@@ -152,6 +152,8 @@ class Actor:
             self._children_gone.set()
 
     def mark_ended(self) -> None:
+        if self.mailbox is not None:
+            self.mailbox.close()
         if self._ended is not None:
             self._ended.set()
 
