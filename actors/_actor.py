@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from enum import Enum
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import anyio
 import attrs
@@ -23,6 +23,10 @@ from ._mailbox import Letter, Mailbox
 
 if TYPE_CHECKING:
     from ._root import RootSupervisor
+
+
+Body: TypeAlias = "Callable[[Actor], Awaitable[Any]]"
+"""What an actor's task runs."""
 
 
 class StopKind(Enum):
@@ -156,6 +160,8 @@ class Actor:
             self._children_gone.set()
 
     def mark_ended(self) -> None:
+        if self.mailbox is not None:
+            self.mailbox.close()
         if self._ended is not None:
             self._ended.set()
 

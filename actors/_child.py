@@ -10,8 +10,8 @@ The child decides nothing. It says how an incarnation ended and waits to be told
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -19,12 +19,10 @@ import attrs
 
 from treewarden.protocols import LedgerError, ServiceFailed
 
-from ._actor import Actor, StopKind, without_cancellation
+from ._actor import Actor, Body, StopKind, without_cancellation
 from ._lifecycle import State
 from ._mailbox import Mailbox
 from ._supervision import Restart
-
-Body: TypeAlias = Callable[[Actor], Awaitable[Any]]
 
 
 @attrs.frozen

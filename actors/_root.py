@@ -29,13 +29,13 @@ from treewarden.protocols import (
     UsageError,
 )
 
-from ._actor import Actor, StopKind, to_the_end
+from ._actor import Actor, Body, StopKind, to_the_end
 from ._admission import Admission
 from ._clock import Clock, loop_teller, running_backend
 from ._deadlines import Deadlines, Ring
 from ._lifecycle import Moment, State, after
 from ._sinks import Watched
-from ._supervisor import Body, frame
+from ._supervisor import frame
 from ._threads import send_to_loop
 
 if TYPE_CHECKING:

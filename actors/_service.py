@@ -29,7 +29,7 @@ class Service:
         # Set when its children have started, or never will.
         self._started = anyio.Event()
         self._actor = root.start(
-            root.top, name, self._live, kind=Kind.SERVICE, on_end=lambda _: self._note_end()
+            root.top, name, self._live, kind=Kind.SERVICE, on_end=self._note_end
         )
 
     @property
@@ -59,9 +59,11 @@ class Service:
         Raises:
             ServiceFailed: Too many restarts, or its task was cancelled from outside. Everything
                 below it has ended, and its tree is ending.
+            SupervisorCancelled: Its tree was ended from outside.
         """
         await self._actor.wait()
-        if (failure := self._failure()) is not None:
+        failure = self._root.failure or self._failure(self._actor)
+        if failure is not None:
             raise failure
 
     def stop(self, reason: str = "the service was stopped") -> None:
@@ -110,17 +112,16 @@ class Service:
     async def _live(self, actor: Actor) -> None:
         await self._supervisor.supervise(actor, self._started.set)
 
-    def _failure(self) -> ServiceFailed | None:
-        actor = self._actor
+    def _failure(self, actor: Actor) -> ServiceFailed | None:
         if actor.outcome is Outcome.FAILED:
-            return ServiceFailed(self.path, repr(actor.error), actor.error)
+            return ServiceFailed(actor.path, repr(actor.error), actor.error)
         asked = actor.stop_asked
         if asked is not None and asked.kind is StopKind.NATIVE:
-            return ServiceFailed(self.path, asked.reason)
+            return ServiceFailed(actor.path, asked.reason)
         return None
 
-    def _note_end(self) -> None:
+    def _note_end(self, actor: Actor) -> None:
         self._started.set()
         # Nobody is above it who could start it again: as in OTP, all that depends on it ends too.
-        if (failure := self._failure()) is not None:
+        if (failure := self._failure(actor)) is not None:
             self._root.end_for(failure)

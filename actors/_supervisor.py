@@ -16,7 +16,7 @@ import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from enum import Enum
-from typing import Any, TypeAlias, TypeVar, final
+from typing import Any, TypeVar, final
 
 import anyio
 import anyio.lowlevel
@@ -27,6 +27,7 @@ from treewarden.protocols import ServiceFailed, UsageError
 
 from ._actor import (
     Actor,
+    Body,
     StopAsked,
     StopKind,
     current_actor,
@@ -36,8 +37,6 @@ from ._actor import (
 from ._child import Child
 from ._lifecycle import Moment, State, after
 from ._supervision import Intensity, Restart, Strategy, plan_after_end
-
-Body: TypeAlias = Callable[[Actor], Awaitable[Any]]
 
 
 async def frame(actor: Actor, body: Body) -> None:
@@ -178,7 +177,7 @@ class ChildSpec:
     """
 
     name: str
-    start: Callable[[Actor], Awaitable[Any]]
+    start: Body
     restart: Restart = attrs.field(default=Restart.PERMANENT, converter=_restart_of)
     shutdown_seconds: float | None = attrs.field(
         default=attrs.Factory(_usual_patience, takes_self=True)
@@ -266,8 +265,6 @@ class _Supervision:
         self._why_shut_down: str | None = None
         # What a child's actor ended with that was not asked to: a bug of ours.
         self._bug: BaseException | None = None
-        # Laggards that were reported.
-        self._reported: set[str] = set()
 
     async def start(self) -> None:
         """Start the children in order."""
@@ -353,13 +350,13 @@ class _Supervision:
         left = child.patience_left(self._now)
         with anyio.move_on_after(left) as patience:
             await wait()
-        if patience.cancelled_caught and child.name not in self._reported:
-            self._reported.add(child.name)
-            self._actor.root.fault(
-                self._actor,
-                f"{child.actor.path} did not end within {child.patience_seconds:g} s of being "
-                "asked to",
-            )
+        if not patience.cancelled_caught:
+            return
+        late = (
+            f"{child.actor.path} did not end within {child.patience_seconds:g} s of being asked to"
+        )
+        if late not in self._actor.lease.recorder.faults:  # once is enough to know it
+            self._actor.root.fault(self._actor, late)
 
     # --- what an end comes to --------------------------------------------------------------------
 

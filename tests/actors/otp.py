@@ -121,8 +121,11 @@ class Otp:
 
     def let_pass(self, until: int, *, is_end: bool = False) -> None:
         """Time passes, and whoever ends in it ends. ``is_end``: somebody does at its last tick."""
-        ends = [(end[0], name, end[1]) for name, end in self.alive.items() if end is not None]
-        due = sorted(end for end in ends if end[0] <= until)
+        due: list[tuple[int, str, How]] = []
+        for name, end in self.alive.items():
+            if end is not None and end[0] <= until:
+                due.append((end[0], name, end[1]))
+        due.sort()
         ticks = {at for at, _, _ in due}
         if len(ticks) < len(due) or (until in ticks and not is_end):
             raise Tie

@@ -68,6 +68,18 @@ async def test_the_ceiling_of_a_run_that_is_over_cannot_be_moved(
         tree.check()
 
 
+async def test_a_run_that_does_not_read_takes_sixty_four_messages(anyio_backend: str) -> None:
+    model = ScriptedModel([Reply("first", delay=0.01), Reply("second")])
+    async with tw.stream(looker(model), "go") as run:
+        for number in range(64):
+            run.send(f"message {number}")
+        with pytest.raises(tw.MailboxFull, match="64 unread messages"):
+            run.send("one too many")
+        result = await run.result()
+    sent = [message.text for message in result.messages if message.text.startswith("message")]
+    assert sent == [f"message {number}" for number in range(64)]
+
+
 async def test_wrapping_up_gives_one_last_answer(anyio_backend: str) -> None:
     def script(request: ScriptedRequest) -> Reply:
         if "Wrap up now: closing time" in request.last_text:

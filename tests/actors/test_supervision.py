@@ -242,9 +242,9 @@ async def play(model: Otp) -> tuple[Trace, str, int]:
         strategy=model.strategy,
         intensity=tw.Intensity(model.max_restarts, model.period / TICKS_PER_SECOND),
     )
-    outcome = "over"
+    outcome, tree = "over", tw.open_tree(clock=VirtualClock.running())
     try:
-        async with tw.open_tree(clock=VirtualClock.running()) as tree:
+        async with tree:
             service = tree.supervise(supervisor, name="services")
             with anyio.move_on_after(model.until / TICKS_PER_SECOND):
                 await service.wait()
@@ -252,9 +252,9 @@ async def play(model: Otp) -> tuple[Trace, str, int]:
                 outcome = "stopped"
                 service.stop()
             await service.wait()
+            assert service.faults == ()
     except tw.ServiceFailed:
         outcome = "failed"
-    assert service.faults == ()
     tree.ledger.check_closed()
     return played.trace, outcome, tree.ledger.counters.restarts
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -369,3 +370,125 @@ def test_a_cancel_at_every_instant_leaves_nobody_in_line(backend: Backend) -> No
     assert instants > 100
     for at in range(1, instants + 1):
         run(at)
+
+
+# --- beside the one that started it --------------------------------------------------------------
+
+
+def in_the_background(
+    script: Callable[[ScriptedRequest], Reply], policy: Any = "wait"
+) -> tuple[tw.Agent, ScriptedModel]:
+    """A boss, one parent that starts workers in the background, and those workers."""
+
+    def answer(request: ScriptedRequest) -> Reply:
+        match request.agent_path.count("/"):
+            case 1:
+                return hands_out(*tasks("lead", 1))(request)
+            case 2:
+                return script(request)
+            case _:
+                return uses_all(request, "worked")
+
+    model = model_of_worst_case("0.01", answer)
+    leaf = tw.agent(id="leaf", instructions="Work.", model=model)
+    work = tw.subagent(name="work", description="Works.", agent=leaf, background=True)
+    parent = tw.agent(
+        id="parent", instructions="Split.", model=model, tools=[work], background=policy
+    )
+    lead = tw.subagent(name="lead", description="Leads.", agent=parent)
+    return tw.agent(id="boss", instructions="Plan.", model=model, tools=[lead]), model
+
+
+@both_backends
+@pytest.mark.parametrize("how", ["by cave_wait", "at its end"])
+def test_a_background_child_waits_for_the_slot_that_its_parent_lends_while_it_waits(
+    how: str, backend: Backend
+) -> None:
+    def script(request: ScriptedRequest) -> Reply:
+        if request.turn == 0:
+            return Reply(tool_calls=tasks("work", 2))
+        if request.turn == 1 and how == "by cave_wait":
+            (first, second) = (json.loads(r.content) for r in request.tool_results)
+            assert (first["status"], second["status"]) == ("queued", "queued")
+            return Reply(tool_calls=[("cave_wait", {"ids": [first["id"], second["id"]]})])
+        return Reply("all done")
+
+    async def scenario() -> None:
+        boss, model = in_the_background(script)
+        witness = Witness()
+        result = await tw.run(boss, "go", limits=waits(1), **witness.options)
+        assert [r.stop_reason for r in result.receipt.walk()] == ["complete"] * 4
+        assert witness.state.counters.peak == 1
+        (parent,) = result.receipt.subagents
+        assert [row.stop_reason for row in parent.background] == ["complete"] * 2
+        assert all(row.was_read for row in parent.background)
+        check_books(witness, result.receipt, model)
+
+    VirtualClock().run(scenario, backend=backend)
+
+
+@both_backends
+def test_a_background_child_that_is_cancelled_in_line_never_starts(backend: Backend) -> None:
+    def script(request: ScriptedRequest) -> Reply:
+        if request.turn == 0:
+            return Reply(tool_calls=tasks("work", 2))
+        if request.turn == 1:
+            (first, _) = (json.loads(r.content) for r in request.tool_results)
+            return Reply(tool_calls=[("cave_cancel", {"id": first["id"], "reason": "changed"})])
+        return Reply("all done")
+
+    async def scenario() -> None:
+        boss, model = in_the_background(script)
+        witness = Witness()
+        result = await tw.run(boss, "go", limits=waits(1), **witness.options)
+        (parent,) = result.receipt.subagents
+        never, done = parent.background
+        assert (never.stop_reason, never.reason) == ("cancelled", "changed")
+        assert done.stop_reason == "complete"
+        assert len(parent.subagents) == 1
+        assert witness.state.counters.admitted == 2
+        check_books(witness, result.receipt, model)
+
+    VirtualClock().run(scenario, backend=backend)
+
+
+@both_backends
+def test_a_background_child_that_is_refused_at_its_turn_is_told_as_one_that_ended(
+    backend: Backend,
+) -> None:
+    def script(request: ScriptedRequest) -> Reply:
+        return Reply("all done", tool_calls=tasks("work", 2) if request.turn == 0 else [])
+
+    async def scenario() -> None:
+        boss, model = in_the_background(script)
+        witness = Witness()
+        limits = tw.Limits(max_concurrent_subagents=1, max_subagents=2, admission="wait")
+        result = await tw.run(boss, "go", limits=limits, **witness.options)
+        assert result.complete
+        (parent,) = result.receipt.subagents
+        assert sorted(row.stop_reason for row in parent.background) == ["complete", "refused"]
+        (refused,) = [row for row in parent.background if row.stop_reason == "refused"]
+        assert "cave_subagent_invocation_limit" in refused.reason
+        last = [r for r in model.requests if r.agent_path.count("/") == 2][-1]
+        assert "cave_subagent_invocation_limit" in last.last_text
+        check_books(witness, result.receipt, model)
+
+    VirtualClock().run(scenario, backend=backend)
+
+
+@both_backends
+def test_a_parent_that_ends_takes_those_in_line_with_it(backend: Backend) -> None:
+    def script(request: ScriptedRequest) -> Reply:
+        return Reply("enough", tool_calls=tasks("work", 2) if request.turn == 0 else [])
+
+    async def scenario() -> None:
+        boss, model = in_the_background(script, policy="cancel")
+        witness = Witness()
+        result = await tw.run(boss, "go", limits=waits(1), **witness.options)
+        (parent,) = result.receipt.subagents
+        assert parent.stop_reason == "background_dropped"
+        assert [row.stop_reason for row in parent.background] == ["cancelled"] * 2
+        assert witness.state.counters.admitted == 1
+        check_books(witness, result.receipt, model)
+
+    VirtualClock().run(scenario, backend=backend)
