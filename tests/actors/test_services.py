@@ -320,6 +320,30 @@ def test_a_child_that_is_killed_natively_is_started_again_and_its_siblings_never
     in_virtual_time(main, "asyncio")
 
 
+def test_a_child_that_is_killed_while_it_keeps_its_place_is_started_again() -> None:
+    async def main() -> None:
+        told = Told()
+
+        async def once(_: tw.Actor) -> None:
+            told.append((now(), "once starts"))
+
+        children = [tw.ChildSpec(name="once", start=once, restart="transient"), lives(told, "b")]
+        async with tree() as opened:
+            service = opened.supervise(
+                tw.Supervisor(children, strategy="rest_for_one"), name="services"
+            )
+            await anyio.sleep(1)
+            path = f"{service.path}/once#1"
+            (task,) = [t for t in asyncio.all_tasks() if t.get_name() == path]
+            task.cancel()
+            await anyio.sleep(1)
+            assert opened.ledger.counters.restarts == 2
+            assert (1.0, "once starts") in told
+            assert told[-1] == (1.0, "b starts")
+
+    in_virtual_time(main, "asyncio")
+
+
 def test_a_service_that_is_killed_natively_ends_its_tree_loudly() -> None:
     async def main() -> None:
         told = Told()
