@@ -11,6 +11,7 @@ import anyio.lowlevel
 import pytest
 
 import treewarden as tw
+from treewarden.protocols import JournalFailed
 from treewarden.testing import Reply, ScriptedModel, VirtualClock
 
 from ..scenarios.kit import Backend, both_backends
@@ -252,6 +253,30 @@ def test_leaving_the_tree_stops_services_in_order_and_a_deadline_all_at_once(
 
 
 @both_backends
+def test_a_journal_that_cannot_be_written_waits_for_nobodys_turn(backend: Backend) -> None:
+    told: Told = []
+
+    def disk(event: object) -> None:
+        if type(event).__name__ == "Held":
+            raise OSError("disk full")
+
+    async def main() -> None:
+        children = [lives(told, "a", clean_up=1), lives(told, "b", clean_up=1)]
+        opened = tree(journal=disk)
+        with pytest.raises(JournalFailed):
+            async with opened:
+                service = opened.supervise(tw.Supervisor(children), name="services")
+                await service.wait_started()
+                with pytest.raises(tw.RunError):
+                    await opened.run(slow_agent(), "go")
+                await service.wait()
+        assert now() == 1.0
+
+    in_virtual_time(main, backend)
+    assert sorted(what for _, what in told[2:4]) == ["a is asked to end", "b is asked to end"]
+
+
+@both_backends
 def test_when_a_service_fails_the_runs_of_its_tree_are_stopped_with_that_reason(
     backend: Backend,
 ) -> None:
@@ -316,6 +341,55 @@ def test_a_child_that_is_killed_natively_is_started_again_and_its_siblings_never
             ]
             assert opened.ledger.counters.restarts == 1
             assert not service.is_over
+
+    in_virtual_time(main, "asyncio")
+
+
+def test_a_supervisor_that_is_killed_below_another_one_is_started_again_in_its_place() -> None:
+    async def main() -> None:
+        told = Told()
+        inner = tw.Supervisor([lives(told, "a", clean_up=1)])
+        outer = tw.Supervisor([tw.ChildSpec(name="inner", start=inner)])
+        async with tree() as opened:
+            service = opened.supervise(outer, name="services")
+            await service.wait_started()
+            await anyio.sleep(1)
+            path = f"{service.path}/inner#1"
+            (task,) = [t for t in asyncio.all_tasks() if t.get_name() == path]
+            task.cancel()
+            await anyio.sleep(2)
+            assert told == [
+                (0.0, "a starts"),
+                (1.0, "a is asked to end"),
+                (2.0, "a ends"),
+                (2.0, "a starts"),
+            ]
+            places = [node.path for node in opened.ledger.state.nodes.values()]
+            assert places[2:] == [path, f"{path}/a#2"]
+
+    in_virtual_time(main, "asyncio")
+
+
+def test_a_child_that_is_killed_while_it_keeps_its_place_is_started_again() -> None:
+    async def main() -> None:
+        told = Told()
+
+        async def once(_: tw.Actor) -> None:
+            told.append((now(), "once starts"))
+
+        children = [tw.ChildSpec(name="once", start=once, restart="transient"), lives(told, "b")]
+        async with tree() as opened:
+            service = opened.supervise(
+                tw.Supervisor(children, strategy="rest_for_one"), name="services"
+            )
+            await anyio.sleep(1)
+            path = f"{service.path}/once#1"
+            (task,) = [t for t in asyncio.all_tasks() if t.get_name() == path]
+            task.cancel()
+            await anyio.sleep(1)
+            assert opened.ledger.counters.restarts == 2
+            assert (1.0, "once starts") in told
+            assert told[-1] == (1.0, "b starts")
 
     in_virtual_time(main, "asyncio")
 

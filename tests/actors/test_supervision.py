@@ -66,6 +66,21 @@ def test_one_for_all_stops_everybody_last_first_and_starts_them_in_order() -> No
     assert plan(Strategy.ONE_FOR_ALL) == (("c", "a"), ("a", "b", "c"), False)
 
 
+def test_a_temporary_child_is_stopped_for_another_ones_sake_and_not_started_again() -> None:
+    made = plan_after_end(
+        Strategy.ONE_FOR_ALL,
+        CHILDREN,
+        "b",
+        restart=Restart.PERMANENT,
+        failed=True,
+        intensity=Intensity(),
+        restarted_at=[],
+        now=100.0,
+        temporary=frozenset("c"),
+    )
+    assert (made.stop, made.start) == (("c", "a"), ("a", "b"))
+
+
 @pytest.mark.parametrize(
     ("restart", "failed", "comes_back"),
     [
@@ -242,19 +257,21 @@ async def play(model: Otp) -> tuple[Trace, str, int]:
         strategy=model.strategy,
         intensity=tw.Intensity(model.max_restarts, model.period / TICKS_PER_SECOND),
     )
-    outcome, tree = "over", tw.open_tree(clock=VirtualClock.running())
+    outcome, services = "over", list[tw.Service]()
+    tree = tw.open_tree(clock=VirtualClock.running())
     try:
         async with tree:
             service = tree.supervise(supervisor, name="services")
+            services.append(service)
             with anyio.move_on_after(model.until / TICKS_PER_SECOND):
                 await service.wait()
             if not service.is_over:
                 outcome = "stopped"
                 service.stop()
             await service.wait()
-            assert service.faults == ()
     except tw.ServiceFailed:
         outcome = "failed"
+    assert services[0].faults == ()
     tree.ledger.check_closed()
     return played.trace, outcome, tree.ledger.counters.restarts
 
