@@ -403,6 +403,10 @@ class Books:
         assert all(passed <= 8 * runs for passed in self.passed.values()), self.passed
         self.seen.add("granted from the line")
 
+    def takes_no_more(self, place: Place) -> bool:
+        """Whether nothing more starts below it: it is being stopped, or its whole tree is."""
+        return place.takes_no_more or self.places[0].takes_no_more
+
     def why_not_now(self, waiter: Waiter) -> str | None:
         start = waiter.start
         assert start is not None
@@ -523,7 +527,7 @@ class Books:
         assert above.is_open
         if entry is not None:
             waiter = self.line[entry]
-            assert waiter.place is above and not above.takes_no_more
+            assert waiter.place is above and not self.takes_no_more(above)
             assert self.why_not_now(waiter) is None
             self.grant(entry)
         else:
@@ -570,7 +574,7 @@ class Books:
     def _see_EntryLeft(self, at: float, entry: int) -> None:
         waiter = self.line.pop(entry)
         its_own = self.want in (("leave_line", entry), ("end", waiter.place.id))
-        assert its_own or waiter.place.takes_no_more, self.want
+        assert its_own or self.takes_no_more(waiter.place), self.want
 
     def _see_Parked(self, at: float, node: int) -> None:
         assert self.want == ("park", node), self.want
