@@ -55,7 +55,8 @@ def _release_behind_an_await(patch: pytest.MonkeyPatch) -> None:
 
 def _lost_granted_ticket(patch: pytest.MonkeyPatch) -> None:
     """A hold that was granted to a waiter is forgotten if the waiter never takes it."""
-    granted: set[int] = set()
+    # The holds themselves are kept, or another one would get the same id.
+    granted: dict[int, Hold] = {}
     grant: Any = vars(TreeLedger)["_grant"]
     end_open_calls: Any = vars(TreeLedger)["_end_open_calls"]
 
@@ -64,7 +65,7 @@ def _lost_granted_ticket(patch: pytest.MonkeyPatch) -> None:
     ) -> Hold:
         hold: Hold = grant(self, lease, ask, output, at, ticket)
         if ticket is not None:
-            granted.add(id(hold))
+            granted[id(hold)] = hold
         return hold
 
     def ending(self: TreeLedger, node: Node, at: float) -> None:
