@@ -131,10 +131,14 @@ class Start:
             self._rest_caller(above)
             assert self._admission is not None, self
             self._actor = await self._admission.wait()
+            if self._actor is None:
+                raise UsageError(
+                    f"it waited for a slot, and {self._admission.why_left}.",
+                    code="cave_tree_closed",
+                )
         except BaseException:
             await self._give_up()
             raise
-        assert self._actor is not None, self
         assert self._invocation is not None, self
         tree.root.closes_when_empty = tree.root.closes_when_empty or self._is_own_tree
         return self._actor, self._invocation

@@ -222,8 +222,10 @@ class TreeLedger:
             raise LedgerError(f"{node.path} still has {node.live_children} children")
         lease.takes_no_more = True
         if node.entries:
-            for entry_id in list(node.entries):
-                self.leave_line(self._entries[entry_id], at)
+            for entry in [self._entries[entry_id] for entry_id in node.entries]:
+                self.leave_line(entry, at)
+                # Whoever waits for it may run elsewhere, in a thread of the actor that ends.
+                _wake(entry.on_ready)
         if node.tickets or node.holds:
             self._end_open_calls(node, at)
         if node.waits_for_slot:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -276,6 +277,44 @@ def test_whoever_stops_waiting_leaves_the_line_and_goes_on(backend: Backend) -> 
         check_books(witness, result.receipt, model, top_model, inner_model)
 
     VirtualClock().run(scenario, backend=backend)
+
+
+@both_backends
+def test_a_thread_that_waits_for_a_slot_is_told_when_its_call_is_over(backend: Backend) -> None:
+    """It runs beside the loop, so nothing that cancels a task reaches it."""
+    told: list[str] = []
+    has_ended = threading.Event()
+
+    async def scenario() -> None:
+        slow_model = ScriptedModel(lambda request: uses_all(request, delay=100))
+        inner = tw.agent(id="inner", instructions="Work.", model=slow_model)
+
+        @tw.tool(effect="read", runs="host", timeout_seconds=5)
+        def dig() -> str:
+            """Dig."""
+            try:
+                return tw.run_sync(inner, "go").text
+            except tw.UsageError as error:
+                told.append(str(error))
+                raise
+            finally:
+                has_ended.set()
+
+        work = tw.subagent(name="work", description="Works.", agent=inner)
+        model = ScriptedModel(hands_out(*tasks("work", 1), ("dig", {})))
+        top = tw.agent(id="top", instructions="Ask.", model=model, tools=[work, dig])
+        witness = Witness()
+        result = await tw.run(top, "go", limits=waits(1), **witness.options)
+        assert result.complete
+        (_, dug) = model.requests[1].tool_results
+        assert dug.content.startswith("cave_tool_timeout: ")
+        check_books(witness, result.receipt, model, slow_model)
+
+    VirtualClock(patience=0.05).run(scenario, backend=backend)
+    assert has_ended.wait(5)
+    (error,) = told
+    assert "it waited for a slot, and root/top#1/tool:dig" in error
+    assert "is closing" in error
 
 
 @both_backends

@@ -216,7 +216,8 @@ def test_whoever_leaves_or_ends_leaves_no_trace_in_line() -> None:
     tree.end(parent.outcome)
     assert waiting.outcome is None
     assert tree.ledger.counters.queued_entries == 0
-    assert tree.told == ["stays", "parent"]
+    # One that left by itself knows it; one whose parent ended is told that nothing comes of it.
+    assert tree.told == ["stays", "parent", "waits below it"]
 
 
 def test_nothing_more_starts_below_a_lease_that_takes_no_more() -> None:
