@@ -12,7 +12,7 @@ settings.register_profile(
 )
 
 LEDGER = settings.get_profile("ledger")
-QUICK = settings(LEDGER, max_examples=200, stateful_step_count=40)
+QUICK = settings(LEDGER, max_examples=120, stateful_step_count=40)
 # Every history is kept in full and folded from every prefix, so these are short.
 SHORT = settings(LEDGER, max_examples=40, stateful_step_count=25)
 # Repeated until the time is up, so one round is short.

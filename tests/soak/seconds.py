@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-TREES, LEDGER_MACHINES = 0.75, 0.25
-"""The shares of random trees and of the ledger's state machines."""
+TREES, LEDGER_MACHINES, EXPLORER = 0.6, 0.2, 0.2
+"""The shares of random trees, of the ledger's state machines and of the cancellation explorer."""
 
 _LONGEST = 600.0
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import subprocess
 import sys
@@ -27,6 +26,8 @@ from treewarden.testing import (
     explore_cancellations,
     load_scenarios,
 )
+
+from ..soak.seconds import EXPLORER, soak_seconds
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "explored_trees.py"
@@ -62,7 +63,7 @@ def test_an_example_tree_may_be_cancelled_at_every_instant(
 def test_an_example_tree_may_be_cancelled_at_every_instant_of_many_orders(
     name: str, record_property: Measured
 ) -> None:
-    until = time.monotonic() + float(os.environ.get("SOAK_SECONDS", "300")) / 5
+    until = time.monotonic() + soak_seconds(EXPLORER) / len(SCENARIOS)
     seed, runs = 0, 0
     while time.monotonic() < until:
         explored = explore_cancellations(SCENARIOS[name], seed=seed).check()
