@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 # Connecting is quick or broken. How long an answer may take is the business of deadlines.
 _TIMEOUT = httpx.Timeout(600.0, connect=15.0)
 
+# Many servers (uvicorn, cpp-httplib) close a connection that was idle for five seconds. A request
+# that is sent right then gets no answer and may not be sent again: who knows what became of it.
+_KEEP_ALIVE_SECONDS = 2.0
+
 _OK = 200
 
 # How long the end of a body may take after the end of the answer in it.
@@ -54,7 +58,11 @@ class Transport:
     """One tree's connections."""
 
     def __init__(self) -> None:
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+        limits = httpx.Limits(
+            max_connections=None,
+            max_keepalive_connections=64,
+            keepalive_expiry=_KEEP_ALIVE_SECONDS,
+        )
         self._client = httpx.AsyncClient(timeout=_TIMEOUT, limits=limits)
 
     async def close(self) -> None:
