@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import anyio.lowlevel
@@ -512,6 +512,10 @@ async def idle(_: tw.Actor) -> None:
     await anyio.lowlevel.checkpoint()
 
 
+def shut_down_within(seconds: Any) -> tw.ChildSpec:
+    return tw.ChildSpec(name="a", start=idle, shutdown_seconds=seconds)
+
+
 @pytest.mark.parametrize(
     ("make", "complaint"),
     [
@@ -520,7 +524,13 @@ async def idle(_: tw.Actor) -> None:
         (lambda: tw.ChildSpec(name="a/b", start=idle), "a service's name is 'a/b'"),
         (lambda: tw.ChildSpec(name="a", start=idle, shutdown_seconds=-1), "shutdown_seconds of a"),
         (lambda: tw.Supervisor([tw.ChildSpec(name="a", start=idle)] * 2), "a is there more than"),
+        (lambda: shut_down_within("5"), "shutdown_seconds of a is '5'"),
+        (lambda: shut_down_within(True), "shutdown_seconds of a is True"),
+        (lambda: tw.Supervisor(cast("Any", ["a"])), "'a' is no child"),
+        (lambda: tw.Supervisor([], intensity=cast("Any", 3)), "intensity is 3"),
         (lambda: tw.Intensity(restarts=-1), "restarts is -1"),
+        (lambda: tw.Intensity(period_seconds=cast("Any", "5")), "period_seconds is '5'"),
+        (lambda: tw.Intensity(period_seconds=float("nan")), "period_seconds is nan"),
         (lambda: tw.Intensity(period_seconds=0), "period_seconds is 0"),
     ],
 )
