@@ -471,6 +471,80 @@ def test_a_full_mailbox_refuses_and_takes_again_when_it_was_read(backend: Backen
 
 
 @both_backends
+def test_an_asker_who_waits_for_room_has_his_turn_and_who_gives_up_leaves_nothing(
+    backend: Backend,
+) -> None:
+    read: list[object] = []
+    replies: list[tuple[float, str]] = []
+
+    async def slow_reader(actor: tw.Actor) -> None:
+        await anyio.sleep(10)
+        while True:
+            letter = await actor.receive()
+            read.append(letter.message)
+            await anyio.sleep(1)
+            letter.reply(f"reply to {letter.message}")
+
+    async def main() -> None:
+        async with tree() as opened:
+            service = opened.supervise(
+                tw.Supervisor([tw.ChildSpec(name="a", start=slow_reader)]), name="services"
+            )
+            await service.wait_started()
+            for number in range(64):
+                service.send("a", number)
+
+            async def ask(question: str) -> None:
+                reply = await service.ask("a", question, when_full="wait")
+                replies.append((now(), reply))
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(ask, "first")
+                with anyio.move_on_after(1):
+                    await service.ask("a", "given up", when_full="wait")
+                group.start_soon(ask, "second")
+                await anyio.sleep(8)
+                with pytest.raises(tw.MailboxFull):
+                    await service.ask("a", "refused")
+                await anyio.sleep(1.5)  # one was read, and its room is the first asker's
+                with pytest.raises(tw.MailboxFull):
+                    service.send("a", "later")
+
+    in_virtual_time(main, backend)
+    assert read == [*range(64), "first", "second"]
+    assert replies == [(75.0, "reply to first"), (76.0, "reply to second")]
+
+
+@both_backends
+def test_whoever_waits_for_room_is_told_when_the_child_ends(backend: Backend) -> None:
+    told: Told = []
+
+    async def main() -> None:
+        async with tree() as opened:
+            supervisor = tw.Supervisor([crasher(every=5), crasher(every=100, name="b")])
+            service = opened.supervise(supervisor, name="services")
+            await service.wait_started()
+
+            async def ask(name: str) -> None:
+                with pytest.raises(tw.ActorStopped):
+                    await service.ask(name, "hello", when_full="wait")
+                told.append((now(), name))
+
+            async with anyio.create_task_group() as group:
+                for name in ("crasher", "b"):
+                    for number in range(64):
+                        service.send(name, number)
+                    group.start_soon(ask, name)
+                await anyio.sleep(7)
+                service.stop("enough")
+            with pytest.raises(tw.UsageError, match="when_full is 'drop'"):
+                await service.ask("b", "hello", when_full=cast("Any", "drop"))
+
+    in_virtual_time(main, backend)
+    assert told == [(5.0, "crasher"), (7.0, "b")]
+
+
+@both_backends
 def test_a_stop_is_no_message_and_an_answer_after_it_is_dropped(backend: Backend) -> None:
     async def stubborn(actor: tw.Actor) -> None:
         letter = await actor.receive()
