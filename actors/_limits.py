@@ -100,7 +100,11 @@ class Budget:
         )
 
 
-_MIN_CALL_SECONDS = 1.0
+class _Unsaid(float):
+    """A default: it gives way to what a tree says. The same number that was given does not."""
+
+
+_MIN_CALL_SECONDS = _Unsaid(1.0)
 
 
 @attrs.frozen(kw_only=True)
@@ -115,7 +119,7 @@ class CallTimes:
         idle, least = self.idle_timeout_seconds, self.min_call_seconds
         return CallTimes(
             idle_timeout_seconds=inherited.idle_timeout_seconds if idle is None else idle,
-            min_call_seconds=inherited.min_call_seconds if least == _MIN_CALL_SECONDS else least,
+            min_call_seconds=inherited.min_call_seconds if isinstance(least, _Unsaid) else least,
         )
 
 
@@ -243,6 +247,8 @@ def _depth(value: Any) -> int:
 
 
 def _least_seconds(value: Any) -> float:
+    if isinstance(value, _Unsaid):
+        return value
     if type(value) in (int, float) and value == 0:
         return 0.0
     given = seconds(value, "min_call_seconds")

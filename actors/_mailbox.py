@@ -1,14 +1,14 @@
 """What an actor was sent and has not read yet.
 
-Two rules. It is bounded and refuses what does not fit: whoever sends is never held up by one who
-does not read. And a stop is no message: from the moment it is asked for nothing more is handed out,
-and everybody who waits for an answer is told so.
+Two rules. It is bounded: what does not fit is refused, or waits outside if its asker chose to wait,
+so nobody is held up unasked by one who does not read. And a stop is no message: from the moment it
+is asked for nothing more is handed out, and everybody who waits for an answer is told so.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, final
+from typing import Any, Literal, TypeAlias, final
 
 import anyio
 import attrs
@@ -16,6 +16,9 @@ import attrs
 from treewarden.protocols import ActorStopped, MailboxFull
 
 CAPACITY = 64
+
+WhenFull: TypeAlias = Literal["refuse", "wait"]
+"""What becomes of a question that does not fit."""
 
 
 @final
@@ -76,13 +79,20 @@ class Mailbox:
     owner: str
     capacity: int = CAPACITY
     _unread: deque[Letter] = attrs.field(factory=deque[Letter])
+    # Questions that did not fit and whose askers wait, oldest first. Swept when one joins them.
+    _outside: deque[Letter] = attrs.field(factory=deque[Letter])
     # Questions that were read and not answered, oldest first. Swept at the next one that is read.
     _read: list[Letter] = attrs.field(factory=list[Letter])
     _is_closed: bool = False
     _news: anyio.Event | None = None
 
-    def put(self, message: Any, *, is_question: bool = False) -> Letter:
+    def put(
+        self, message: Any, *, is_question: bool = False, when_full: WhenFull = "refuse"
+    ) -> Letter:
         """Leave a message; ``is_question`` if its answer is waited for.
+
+        With ``when_full="wait"`` a question that does not fit is taken when there is room, in turn
+        and before anything that comes later, unless it was dropped by then.
 
         Raises:
             ActorStopped: Its owner takes no messages any more.
@@ -90,9 +100,13 @@ class Mailbox:
         """
         if self._is_closed:
             raise ActorStopped(self.owner)
+        letter = Letter(message, self.owner, is_question)
         if len(self._unread) >= self.capacity:
-            raise MailboxFull(self.owner, self.capacity)
-        self._unread.append(letter := Letter(message, self.owner, is_question))
+            if when_full == "refuse" or not is_question:
+                raise MailboxFull(self.owner, self.capacity)
+            self._outside = deque((*self._waiting(), letter))
+            return letter
+        self._unread.append(letter)
         if self._news is not None:
             self._news.set()
         return letter
@@ -109,6 +123,7 @@ class Mailbox:
         if self._is_closed:
             raise ActorStopped(self.owner)
         letter = self._unread.popleft()
+        self._let_in()
         if letter.is_open:
             self._read = [*(earlier for earlier in self._read if earlier.is_open), letter]
         return letter
@@ -117,17 +132,29 @@ class Mailbox:
         """The messages that are unread, oldest first; none when its owner was stopped."""
         messages = [letter.message for letter in self._unread]
         self._unread.clear()
+        self._let_in()
         return messages
 
     def close(self) -> None:
         """Hand out nothing more, and tell so whoever waits for an answer."""
         self._is_closed = True
-        for letter in (*self._read, *self._unread):
+        for letter in (*self._read, *self._unread, *self._outside):
             letter.drop()
         self._read.clear()
+        self._outside.clear()
         self._unread.clear()
         if self._news is not None:
             self._news.set()
+
+    def _waiting(self) -> list[Letter]:
+        return [letter for letter in self._outside if letter.is_open]
+
+    def _let_in(self) -> None:
+        """Give the room there is to those who wait for it; who gave up needs none."""
+        while self._outside and len(self._unread) < self.capacity:
+            letter = self._outside.popleft()
+            if letter.is_open:
+                self._unread.append(letter)
 
     def __len__(self) -> int:
         return len(self._unread)

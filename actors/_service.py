@@ -12,7 +12,7 @@ from treewarden.protocols import ActorStopped, ServiceFailed, UsageError
 from ._actor import Actor, StopKind
 from ._child import Child
 from ._lifecycle import State
-from ._mailbox import Letter
+from ._mailbox import Letter, WhenFull
 from ._root import RootSupervisor
 from ._supervisor import Supervisor, require_name
 
@@ -83,28 +83,40 @@ class Service:
         """
         self._put(name, message, is_question=False)
 
-    async def ask(self, name: str, message: Any) -> Any:
+    async def ask(self, name: str, message: Any, *, when_full: WhenFull = "refuse") -> Any:
         """Leave a message and return what the child replies with ``letter.reply(answer)``.
 
         A question is for the child as it runs now. One that is started again knows nothing of it.
 
+        Args:
+            when_full: What becomes of a question that its mailbox has no room for: "refuse" raises,
+                "wait" waits for its turn. Whoever is cancelled meanwhile leaves no trace.
+
         Raises:
             ActorStopped: The child does not run, or was asked to end before it replied.
-            MailboxFull, UsageError: As for ``send``.
+            MailboxFull: As for ``send``, and only with "refuse".
+            UsageError: As for ``send``, or ``when_full`` is neither.
         """
-        letter = self._put(name, message, is_question=True)
+        if when_full not in ("refuse", "wait"):
+            raise UsageError(
+                f'when_full is {when_full!r}. Use "refuse" or "wait".', code="cave_option_invalid"
+            )
+        letter = self._put(name, message, is_question=True, when_full=when_full)
         try:
             return await letter.wait()
         finally:
             letter.drop()
 
-    def _put(self, name: str, message: Any, *, is_question: bool) -> Letter:
+    def _put(
+        self, name: str, message: Any, *, is_question: bool, when_full: WhenFull = "refuse"
+    ) -> Letter:
         self._root.require_owner()
         if all(spec.name != name for spec in self._supervisor.children):
             raise UsageError(f"{self.path} has no child {name!r}.", code="cave_option_invalid")
         for actor in (self._actor.children or {}).values():
             if isinstance(actor.body, Child) and actor.body.name == name:
-                return actor.letterbox().put(message, is_question=is_question)
+                box = actor.letterbox()
+                return box.put(message, is_question=is_question, when_full=when_full)
         raise ActorStopped(f"{self.path}/{name}")
 
     # --- its life and end ------------------------------------------------------------------------

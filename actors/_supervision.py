@@ -49,7 +49,7 @@ class Intensity:
                 f"restarts is {self.restarts!r}. Give a whole number from 0.",
                 code="cave_option_invalid",
             )
-        if not self.period_seconds > 0:
+        if type(self.period_seconds) not in (int, float) or not self.period_seconds > 0:
             raise UsageError(
                 f"period_seconds is {self.period_seconds!r}. Give a number above 0.",
                 code="cave_option_invalid",

@@ -153,6 +153,28 @@ def _restart_of(given: Restart | str) -> Restart:
     return _member(Restart, given, "restart")
 
 
+def _require_spec(given: Any) -> ChildSpec:
+    if not isinstance(given, ChildSpec):
+        raise UsageError(
+            f"{given!r} is no child. Give tw.ChildSpec(name=..., start=...).",
+            code="cave_option_invalid",
+        )
+    return given
+
+
+def _require_intensity(given: Any) -> Intensity:
+    if not isinstance(given, Intensity):
+        raise UsageError(
+            f"intensity is {given!r}. Give tw.Intensity(restarts=..., period_seconds=...).",
+            code="cave_option_invalid",
+        )
+    return given
+
+
+def _is_span(given: Any) -> bool:
+    return type(given) in (int, float) and 0 <= given < math.inf
+
+
 def _usual_patience(spec: ChildSpec) -> float | None:
     return None if isinstance(spec.start, Supervisor) else _PATIENCE_SECONDS
 
@@ -188,7 +210,7 @@ class ChildSpec:
         if not callable(self.start):
             raise UsageError(f"start of {self.name} is {self.start!r}. Give an async function.")
         seconds = self.shutdown_seconds
-        if seconds is not None and not 0 <= seconds < math.inf:
+        if seconds is not None and not _is_span(seconds):
             raise UsageError(
                 f"shutdown_seconds of {self.name} is {seconds!r}. Give a number from 0, or None.",
                 code="cave_option_invalid",
@@ -219,9 +241,9 @@ class Supervisor:
         strategy: Strategy | str = Strategy.ONE_FOR_ONE,
         intensity: Intensity | None = None,
     ) -> None:
-        self.children = tuple(children)
+        self.children = tuple(map(_require_spec, children))
         self.strategy = _member(Strategy, strategy, "strategy")
-        self.intensity = intensity or Intensity()
+        self.intensity = _require_intensity(Intensity() if intensity is None else intensity)
         names = [spec.name for spec in self.children]
         if len(set(names)) < len(names):
             twice = sorted({name for name in names if names.count(name) > 1})

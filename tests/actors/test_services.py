@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import anyio.lowlevel
@@ -471,6 +471,80 @@ def test_a_full_mailbox_refuses_and_takes_again_when_it_was_read(backend: Backen
 
 
 @both_backends
+def test_an_asker_who_waits_for_room_has_his_turn_and_who_gives_up_leaves_nothing(
+    backend: Backend,
+) -> None:
+    read: list[object] = []
+    replies: list[tuple[float, str]] = []
+
+    async def slow_reader(actor: tw.Actor) -> None:
+        await anyio.sleep(10)
+        while True:
+            letter = await actor.receive()
+            read.append(letter.message)
+            await anyio.sleep(1)
+            letter.reply(f"reply to {letter.message}")
+
+    async def main() -> None:
+        async with tree() as opened:
+            service = opened.supervise(
+                tw.Supervisor([tw.ChildSpec(name="a", start=slow_reader)]), name="services"
+            )
+            await service.wait_started()
+            for number in range(64):
+                service.send("a", number)
+
+            async def ask(question: str) -> None:
+                reply = await service.ask("a", question, when_full="wait")
+                replies.append((now(), reply))
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(ask, "first")
+                with anyio.move_on_after(1):
+                    await service.ask("a", "given up", when_full="wait")
+                group.start_soon(ask, "second")
+                await anyio.sleep(8)
+                with pytest.raises(tw.MailboxFull):
+                    await service.ask("a", "refused")
+                await anyio.sleep(1.5)  # one was read, and its room is the first asker's
+                with pytest.raises(tw.MailboxFull):
+                    service.send("a", "later")
+
+    in_virtual_time(main, backend)
+    assert read == [*range(64), "first", "second"]
+    assert replies == [(75.0, "reply to first"), (76.0, "reply to second")]
+
+
+@both_backends
+def test_whoever_waits_for_room_is_told_when_the_child_ends(backend: Backend) -> None:
+    told: Told = []
+
+    async def main() -> None:
+        async with tree() as opened:
+            supervisor = tw.Supervisor([crasher(every=5), crasher(every=100, name="b")])
+            service = opened.supervise(supervisor, name="services")
+            await service.wait_started()
+
+            async def ask(name: str) -> None:
+                with pytest.raises(tw.ActorStopped):
+                    await service.ask(name, "hello", when_full="wait")
+                told.append((now(), name))
+
+            async with anyio.create_task_group() as group:
+                for name in ("crasher", "b"):
+                    for number in range(64):
+                        service.send(name, number)
+                    group.start_soon(ask, name)
+                await anyio.sleep(7)
+                service.stop("enough")
+            with pytest.raises(tw.UsageError, match="when_full is 'drop'"):
+                await service.ask("b", "hello", when_full=cast("Any", "drop"))
+
+    in_virtual_time(main, backend)
+    assert told == [(5.0, "crasher"), (7.0, "b")]
+
+
+@both_backends
 def test_a_stop_is_no_message_and_an_answer_after_it_is_dropped(backend: Backend) -> None:
     async def stubborn(actor: tw.Actor) -> None:
         letter = await actor.receive()
@@ -512,6 +586,10 @@ async def idle(_: tw.Actor) -> None:
     await anyio.lowlevel.checkpoint()
 
 
+def shut_down_within(seconds: Any) -> tw.ChildSpec:
+    return tw.ChildSpec(name="a", start=idle, shutdown_seconds=seconds)
+
+
 @pytest.mark.parametrize(
     ("make", "complaint"),
     [
@@ -520,7 +598,13 @@ async def idle(_: tw.Actor) -> None:
         (lambda: tw.ChildSpec(name="a/b", start=idle), "a service's name is 'a/b'"),
         (lambda: tw.ChildSpec(name="a", start=idle, shutdown_seconds=-1), "shutdown_seconds of a"),
         (lambda: tw.Supervisor([tw.ChildSpec(name="a", start=idle)] * 2), "a is there more than"),
+        (lambda: shut_down_within("5"), "shutdown_seconds of a is '5'"),
+        (lambda: shut_down_within(True), "shutdown_seconds of a is True"),
+        (lambda: tw.Supervisor(cast("Any", ["a"])), "'a' is no child"),
+        (lambda: tw.Supervisor([], intensity=cast("Any", 3)), "intensity is 3"),
         (lambda: tw.Intensity(restarts=-1), "restarts is -1"),
+        (lambda: tw.Intensity(period_seconds=cast("Any", "5")), "period_seconds is '5'"),
+        (lambda: tw.Intensity(period_seconds=float("nan")), "period_seconds is nan"),
         (lambda: tw.Intensity(period_seconds=0), "period_seconds is 0"),
     ],
 )

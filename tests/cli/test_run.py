@@ -173,6 +173,8 @@ def test_debug_shows_the_traceback_of_a_failed_run(treewarden: Command) -> None:
         (("--budget-usd", "0.0001"), "budget_exhausted"),
         (("--budget-tokens", "1"), "budget_exhausted"),
         (("--deadline", "0.05"), "deadline"),
+        (("--deadline", "60", "--min-call-seconds", "61"), "deadline"),
+        (("--idle-timeout", "0.05"), "stalled"),
     ],
 )
 def test_a_limit_exits_with_3_and_says_which(
@@ -234,6 +236,8 @@ def test_none_lifts_a_limit_that_has_a_default(treewarden: Command) -> None:
         (("agents.py:echo", "x", "--max-tool-calls", "0"), "max_tool_calls is 0."),
         (("agents.py:echo", "x", "--deadline", "nan"), "deadline is nan."),
         (("agents.py:echo", "x", "--deadline", "-1"), "deadline is -1.0."),
+        (("agents.py:echo", "x", "--idle-timeout", "0"), "idle_timeout is 0.0."),
+        (("agents.py:echo", "x", "--min-call-seconds", "-1"), "min_call_seconds is -1.0."),
         (("agents.py:echo", "x", "--budget-usd", "1,5"), "is not a number"),
         (("agents.py:echo", "x", "--budget-usd", "-1"), "is negative"),
         (("agents.py:echo", "x", "--budget-usd", "1", "--budget-tokens", "1"), "not both"),

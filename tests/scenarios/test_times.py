@@ -227,3 +227,21 @@ def test_a_run_that_joins_a_tree_keeps_the_trees_times_unless_it_has_its_own(
             )
 
     VirtualClock().run(scenario, backend=backend)
+
+
+@both_backends
+def test_a_second_that_a_run_asks_for_is_no_default_and_does_not_give_way_to_the_trees(
+    backend: Backend,
+) -> None:
+    async def scenario() -> None:
+        model = ScriptedModel(lambda _: Reply("done"))
+        agent = tw.agent(id="one", instructions="Write.", model=model)
+        witness = Witness()
+        async with tw.open_tree(limits=tw.Limits(min_call_seconds=5), **witness.tree_options) as t:
+            silent = await t.run(agent, "go", limits=tw.Limits(deadline=3))
+            assert (silent.stop_reason, silent.receipt.total.calls) == ("deadline", 0)
+            assert "less than 5 s" in silent.stop_detail
+            limits = tw.Limits(deadline=3, min_call_seconds=1)
+            assert (await t.run(agent, "go", limits=limits)).text == "done"
+
+    VirtualClock().run(scenario, backend=backend)
