@@ -712,22 +712,18 @@ class Invocation:
                 case RunTool():
                     run = ToolRun(decision, self.settings, lambda r: self._answer(pending, r))
                     pending.actor = run.start(self._actor)
-                    if self.slot is not None:
-                        self.slot.began(pending.actor)
                 case Delegate() if decision.subagent.background:
                     self._start_in_background(decision, pending)
                 case Delegate():
                     pending.admission = self._delegate(decision, pending)
-                    if self.slot is not None:
-                        self.slot.began(pending, waits=True)
                 case Oversee():
                     pending.actor = self._oversee(decision, pending)
-                    if self.slot is not None and pending.actor is not None:
-                        self.slot.began(pending.actor)
                 case Refuse():
                     self._block(pending, decision.blocked)
         except RefusedError as refused:
             self._note_refusal(pending, refused)
+        if self.slot is not None and pending.in_slot is not None:
+            self.slot.began(pending.in_slot, waits=pending.admission is not None)
         return pending
 
     def _note_refusal(self, pending: PendingCall, refused: RefusedError) -> None:
@@ -843,7 +839,7 @@ class Invocation:
         """A call has its result: the only place where it gets one."""
         assert pending.result is None, pending
         pending.result = result
-        self._wait_no_longer_for(pending.actor if pending.admission is None else pending)
+        self._wait_no_longer_for(pending.in_slot)
         if result.is_error:
             self._actor.lease.recorder.count_tool_error(result.name)
         if self.settings.tell is not None:

@@ -259,16 +259,13 @@ class RootSupervisor:
         on_end: Callable[[Actor], None] | None = None,
         seconds: float | None = None,
         cap: int | None = None,
-        min_cap: int | None = None,
-        tool: str | None = None,
-        max_attempts: int | None = None,
     ) -> Actor:
         """Admit an actor below ``parent`` and start its task; no await in between.
 
         Args:
             on_end: Called synchronously when its lease is given back.
             seconds: How long it may live at most; the parent's deadline holds where it is earlier.
-            cap, min_cap, tool, max_attempts: See ``TreeLedger.admit``.
+            cap: Carve a wallet of this much for it; None: it draws on its parent's.
 
         Raises:
             RefusedError: Nothing was started.
@@ -282,10 +279,7 @@ class RootSupervisor:
             kind=kind,
             at=now,
             cap=cap,
-            min_cap=min_cap,
             deadline=None if seconds is None else now + seconds,
-            tool=tool,
-            max_attempts=max_attempts,
         )
         actor = Actor(self, lease, parent, body, on_end=on_end)
         self._launch(actor)
@@ -316,21 +310,21 @@ class RootSupervisor:
         now = self.clock.monotonic()
         got = self.ledger.enter(parent.lease, request, now, max_attempts=max_attempts)
         admission = Admission(self)
+
+        def actor_of(lease: Lease) -> Actor:
+            return Actor(self, lease, parent, body, on_ending=on_ending, on_end=on_end)
+
         if isinstance(got, Lease):
-            admission.actor = actor = Actor(
-                self, got, parent, body, on_ending=on_ending, on_end=on_end
-            )
-            self._launch(actor)
+            admission.actor = actor_of(got)
+            self._launch(admission.actor)
             return admission
         admission.entry = got
 
         def answered() -> None:
             # In the middle of a ledger's transaction, which must not be asked for anything now.
             if isinstance(got.outcome, Lease):
-                admission.actor = actor = Actor(
-                    self, got.outcome, parent, body, on_ending=on_ending, on_end=on_end
-                )
-                self._launch_later(actor)
+                admission.actor = actor_of(got.outcome)
+                self._launch_later(admission.actor)
                 admission.tell()
             elif got.outcome is None:
                 admission.leave(f"{parent.path} is closing")

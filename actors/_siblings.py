@@ -33,6 +33,11 @@ class PendingCall:
     result: ToolResult | None = None
 
     @property
+    def in_slot(self) -> object:
+        """What its agent's slot knows it by: a tool's actor, or the call that only waits."""
+        return self.actor if self.admission is None else self
+
+    @property
     def has_failed(self) -> bool:
         has_run = self.actor is not None or (
             self.admission is not None and self.admission.actor is not None

@@ -167,7 +167,7 @@ class TreeLedger:
         node = parent.node
         if tool is not None and max_attempts is not None:
             self._check_attempts(node, name, tool, max_attempts, at)
-        carve, least = (None, set_aside)
+        carve, least = cap, set_aside
         if cap is not None:
             carve, least = _carve_sizes(node.wallet, cap, min_cap, set_aside)
         code = self._limit_in_the_way(node, kind, tool, carve, least)
@@ -348,8 +348,11 @@ class TreeLedger:
         if node.wallet.queued and entry.request.needs_money:
             self._entries_behind.setdefault(node.wallet.id, {})[entry.id] = None
         else:
-            depth = node.depth + 1
-            self._line.add(entry.id, run=_run_of(node), is_resume=False, depth=depth)
+            self._join_line(entry)
+
+    def _join_line(self, entry: Entry) -> None:
+        node = entry.parent.node
+        self._line.add(entry.id, run=_run_of(node), is_resume=False, depth=node.depth + 1)
 
     def _stand_aside(self, entry: Entry) -> None:
         if entry.id in self._line:
@@ -710,10 +713,7 @@ class TreeLedger:
             return
         del self._money_queues[ticket.wallet.id]
         for entry_id in self._entries_behind.pop(ticket.wallet.id, ()):
-            entry = self._entries[entry_id]
-            node = entry.parent.node
-            depth = node.depth + 1
-            self._line.add(entry_id, run=_run_of(node), is_resume=False, depth=depth)
+            self._join_line(self._entries[entry_id])
         for up in _upwards(ticket.wallet):
             below = self._queues_below[up.id]
             del below[ticket.wallet.id]
