@@ -473,9 +473,10 @@ class TreeLedger:
                 return "cave_subagent_wallet_unavailable"
         if is_agent:
             # A call that violates both limits counts as an invocation rejection only.
-            if self._admissions_are_used_up():
+            most, most_active = caps.max_subagents, caps.max_concurrent_subagents
+            if most is not None and counters.admitted >= most:
                 return "cave_subagent_invocation_limit"
-            if self._slots_are_taken():
+            if most_active is not None and counters.active >= most_active:
                 return "cave_subagent_concurrency_limit"
         return None
 
@@ -1092,7 +1093,8 @@ def _carve_sizes(wallet: Wallet, cap: int, min_cap: int | None, set_aside: int) 
     free = wallet.free
     # The reserve is set aside on the wallet that the node draws on: inside its own carve.
     least = (cap if min_cap is None else min_cap) or 1
-    return min(cap, free), max(least, set_aside)
+    # Written out, because every start with a wallet comes by here.
+    return cap if cap < free else free, least if least > set_aside else set_aside
 
 
 def _sizes(wallet: Wallet, request: LeaseRequest) -> tuple[int | None, int]:
