@@ -1,5 +1,7 @@
 """The living tree: the only part that runs tasks."""
 
+from typing import TYPE_CHECKING
+
 from ._actor import Actor as Actor
 from ._actor import StopAsked as StopAsked
 from ._actor import StopKind as StopKind
@@ -42,15 +44,19 @@ from ._run import open_tree as open_tree
 from ._run import run as run
 from ._run import run_sync as run_sync
 from ._run import stream as stream
-from ._service import Service as Service
 from ._sinks import JsonLinesJournal as JsonLinesJournal
 from ._sinks import SQLiteJournal as SQLiteJournal
 from ._sinks import read_journal as read_journal
 from ._stream import RunStream as RunStream
-from ._supervision import Intensity as Intensity
-from ._supervision import Plan as Plan
-from ._supervision import Restart as Restart
-from ._supervision import Strategy as Strategy
-from ._supervision import plan_after_end as plan_after_end
-from ._supervisor import ChildSpec as ChildSpec
-from ._supervisor import Supervisor as Supervisor
+
+if TYPE_CHECKING:
+    from ._service import Service as Service
+    from ._supervision import Intensity as Intensity
+    from ._supervision import Plan as Plan
+    from ._supervision import Restart as Restart
+    from ._supervision import Strategy as Strategy
+    from ._supervision import plan_after_end as plan_after_end
+    from ._supervisor import ChildSpec as ChildSpec
+    from ._supervisor import Supervisor as Supervisor
+else:
+    from ._lazily import __getattr__ as __getattr__

@@ -1,7 +1,7 @@
 """An actor: a lease, a task and the actors below it.
 
 Two rules. An actor's body never gives anything back: its supervisor does, synchronously, on every
-exit (see _supervisor.py). And an actor is stopped through ``stop()``, which carries a reason to
+exit (see _frame.py). And an actor is stopped through ``stop()``, which carries a reason to
 everything below it; cancelling its task is only how that reaches the code that runs.
 """
 

@@ -33,9 +33,9 @@ from ._actor import Actor, Body, StopKind, to_the_end
 from ._admission import Admission
 from ._clock import Clock, loop_teller, running_backend
 from ._deadlines import Deadlines, Ring
+from ._frame import frame
 from ._lifecycle import Moment, State, after
 from ._sinks import Watched
-from ._supervisor import frame
 from ._threads import send_to_loop
 
 if TYPE_CHECKING:

@@ -24,13 +24,14 @@ from ._conversation import Conversation
 from ._definitions import Agent, ToolCallback
 from ._limits import Budget, Limits
 from ._open_tree import OpenTree, set_ceiling
-from ._service import Service
 from ._start import OnStop, Prompt, Start
 from ._stream import RunStream
-from ._supervisor import Supervisor
 
 if TYPE_CHECKING:
     from treewarden.ledgers import Event
+
+    from ._service import Service
+    from ._supervisor import Supervisor
 
 
 async def run(
@@ -292,6 +293,8 @@ class Tree:
             UsageError: The name cannot be, or the tree is closed; nothing was started.
             ServiceFailed: Another one has failed, so the tree is ending.
         """
+        from ._service import Service  # what most trees never need
+
         return Service(self._tree.root, supervisor, name)
 
     def run_from_thread(self, agent: Agent, prompt: Prompt, **options: Any) -> Result:

@@ -14,13 +14,13 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from treewarden.actors import Actor, Result, RootSupervisor, StopKind, Supervisor
+from treewarden.actors import Actor, Result, RootSupervisor, StopKind
 from treewarden.ledgers import Ask, Hold, Lease, Node, Outcome, Stop, Ticket, TreeLedger, Wallet
 
 Put = Callable[[pytest.MonkeyPatch], None]
 
 # The private parts in which some of the mistakes are made.
-_SUPERVISOR: Any = sys.modules[Supervisor.__module__]
+_FRAME: Any = sys.modules[f"{RootSupervisor.__module__.rpartition('.')[0]}._frame"]
 _AGENT: Any = sys.modules[Result.__module__]
 
 
@@ -116,7 +116,7 @@ def _never_started_not_noticed(patch: pytest.MonkeyPatch) -> None:
 
 def _native_cancel_passed_on(patch: pytest.MonkeyPatch) -> None:
     """The frame gives back in order, and then lets the cancellation out to the group."""
-    note = _SUPERVISOR._note_cancellation
+    note = _FRAME._note_cancellation
 
     def noting(actor: Actor, error: BaseException) -> None:
         note(actor, error)
@@ -124,7 +124,7 @@ def _native_cancel_passed_on(patch: pytest.MonkeyPatch) -> None:
             actor.root.see_off(actor, raised=error)
             raise error
 
-    patch.setattr(_SUPERVISOR, "_note_cancellation", noting)
+    patch.setattr(_FRAME, "_note_cancellation", noting)
 
 
 def _await_between_check_and_hold(patch: pytest.MonkeyPatch) -> None:
