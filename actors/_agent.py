@@ -9,67 +9,47 @@ from __future__ import annotations
 
 import inspect
 import json
-import math
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-import anyio
-import anyio.lowlevel
 import attrs
 
 from treewarden.ledgers import (
-    Ask,
-    Charge,
-    Ending,
-    Hold,
     Kind,
     LeaseRequest,
-    ModelCard,
     Outcome,
-    Progress,
-    Stop,
-    Ticket,
     Unit,
-    UnknownModel,
     Wallet,
     refusal_row,
 )
 from treewarden.protocols import (
     ActorStopped,
-    CallEnded,
-    CallIdle,
-    CallStarted,
     FinishReason,
     JSONObject,
     Message,
-    ProviderError,
-    ProviderInterrupted,
     Receipt,
     Refusal,
     RefusedError,
     Reply,
     RunCancelled,
     RunError,
-    RunEvent,
     RunStarted,
     RunStopped,
     SubagentEnded,
     Text,
-    TextWritten,
-    ThoughtWritten,
     ToolCall,
     ToolEnded,
     ToolResult,
     ToolStarted,
     TreewardenError,
-    mend_message,
     mend_text,
 )
 
 from ._actor import Actor, StopKind
 from ._admission import Admission
 from ._background import Background, BackgroundChild, OversightRun
+from ._calls import ModelCalls
 from ._definitions import Agent, Output, Subagent, ToolCallback
 from ._gates import (
     Blocked,
@@ -80,40 +60,20 @@ from ._gates import (
     Refuse,
     RunTool,
     answer_gate,
-    call_gate,
-    deadline_gate,
     own_limit,
     runs_side_by_side,
-    too_late,
     tool_gate,
 )
-from ._limits import CallTimes, Funding
 from ._mailbox import Mailbox
-from ._models import Auto, Brief, Model, ModelSession
+from ._models import Auto, Brief, Model
 from ._schemas import Mismatch, plain_json
+from ._settings import RunSettings
 from ._siblings import PendingCall, Siblings
-from ._silence import Silence
 from ._slot import Slot, slot_of
 from ._tools import ToolRun
 
 if TYPE_CHECKING:
-    from ._open_tree import OpenTree
-
-TOKENS_PER_MESSAGE = 16
-"""What a provider may add around a message (contract 5.4)."""
-
-
-@attrs.frozen(kw_only=True)
-class RunSettings:
-    """What a run and everything below it share."""
-
-    tree: OpenTree
-    deps: Any
-    approve: ToolCallback | None
-    funding: Funding
-    times: CallTimes
-    # Where events go, or None: nobody listens.
-    tell: Callable[[RunEvent], None] | None
+    pass
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -160,29 +120,6 @@ class Result:
         return f"[stopped: {self.stop_reason}: {self.stop_detail}]{partial}"
 
 
-class _CallSink:
-    """What one model call reports, handed on to the hold and to whoever listens."""
-
-    def __init__(self, invocation: Invocation, hold: Hold, silence: Silence | None) -> None:
-        self._invocation, self._hold, self._silence = invocation, hold, silence
-        self.progress: Progress = hold.progress
-
-    def sent(self) -> None:
-        self._hold.is_sent = True
-
-    def alive(self) -> None:
-        if self._silence is not None:
-            self._silence.heard_at = self._invocation.now()
-
-    def text(self, text: str) -> None:
-        self.alive()
-        self._invocation.hear(text)
-
-    def thought(self, text: str) -> None:
-        self.alive()
-        self._invocation.hear_thought(text)
-
-
 class Invocation:
     """An agent at work. Its own instance is the body of its actor."""
 
@@ -211,12 +148,6 @@ class Invocation:
         # The wallet to show on the receipt where it is not the lease's own.
         self._shown_wallet = shown_wallet
         self._offered = {item.name: item for item in agent.tools}
-        # Bytes of all messages as they are sent, and how many of them that counts.
-        self._message_bytes = 0
-        self._measured = 0
-        # The input the provider counted last, and the bytes and messages that was for.
-        self._counted: tuple[int, int, int] | None = None
-        self._calls_made = 0
         # Subagents that go on beside it.
         self._background = Background()
         # The tool calls of its last reply.
@@ -236,7 +167,7 @@ class Invocation:
 
     # Set at the first step.
     _actor: Actor
-    _session: ModelSession
+    _calls: ModelCalls
     # Set when the lease is given back.
     receipt: Receipt
 
@@ -252,7 +183,7 @@ class Invocation:
                 RunStarted(actor.path, self.run_id, self.agent.id, self._is_in_background)
             )
         declared = self.agent.output
-        self._session = self.model.open(
+        session = self.model.open(
             Brief(
                 agent_path=actor.path,
                 system=_system_text(self.agent),
@@ -260,6 +191,14 @@ class Invocation:
                 output_limit=None if declared is None else declared.max_tokens,
                 transport=self.settings.tree.transport,
             )
+        )
+        self._calls = ModelCalls(
+            actor,
+            self.model,
+            session,
+            self.settings,
+            text=self._text,
+            max_calls=self.agent.max_model_calls,
         )
         try:
             self._halt = await self._loop(declared)
@@ -274,7 +213,7 @@ class Invocation:
         purpose, repairs = "model", 0
         while True:
             is_last = await self._take_instructions()
-            answered = await self._call("final" if is_last else purpose)
+            answered = await self._calls.call(self.messages, "final" if is_last else purpose)
             if isinstance(answered, Halt):
                 return answered
             reply, was_clamped = answered
@@ -287,7 +226,7 @@ class Invocation:
                 continue
             if reply.finish_reason is FinishReason.PAUSE:
                 continue
-            halt = _end_of(reply, was_clamped, self._session.output_limit)
+            halt = _end_of(reply, was_clamped, self._calls.session.output_limit)
             if halt.stop_reason == "complete":
                 if self._inbox:
                     continue  # somebody has something to add before this is the answer
@@ -349,7 +288,7 @@ class Invocation:
             results = [self._begin(decision).result for decision in decisions]
             self.messages.append(Message("tool", tuple(r for r in results if r is not None)))
             return Halt("wrapped_up", f"{self._wrap_up}; the model asked for tools instead")
-        halt = _end_of(reply, was_clamped, self._session.output_limit)
+        halt = _end_of(reply, was_clamped, self._calls.session.output_limit)
         if halt.stop_reason == "complete" and declared is not None and declared.shape is not None:
             problem = self._check_output(declared, reply.message.text)
             if problem is not None:
@@ -438,202 +377,6 @@ class Invocation:
             "the answer came before its background subagents were read: "
             f"{', '.join(stopped) or 'none'} cancelled, {', '.join(finished) or 'none'} finished",
         )
-
-    # --- one model call --------------------------------------------------------------------------
-
-    async def _call(self, purpose: str) -> tuple[Reply, bool] | Halt:
-        ledger, clock = self._actor.root.ledger, self._actor.root.clock
-        limit = own_limit(self.agent.max_model_calls, ledger.caps.max_model_calls)
-        halt = call_gate(calls_made=self._calls_made, limit=limit)
-        if halt is not None:
-            return halt
-        hold = await self._fund(self._ask(purpose))
-        if isinstance(hold, Halt):
-            return hold
-        if isinstance(hold, Stop):
-            return Halt(hold.reason, str(hold.refusal))
-        stop = await self._take_slot(hold)
-        if stop is not None:
-            ledger.release(hold, clock.monotonic())
-            return stop
-        self._calls_made += 1
-        self._text.clear()
-        sent_messages, sent_bytes = len(self.messages), self._message_bytes
-        reply = await self._send(hold)
-        if isinstance(reply, Halt):
-            return reply
-        charge = self._settle(hold, Ending.FINISHED)
-        # A client that is not ours may hand on what no later request could carry.
-        if (message := mend_message(reply.message)) is not reply.message:
-            reply = attrs.evolve(reply, message=message)
-        counted = charge.usage.context_tokens if charge.basis == "provider_reported" else 0
-        if counted:
-            self._counted = (counted, sent_bytes, sent_messages)
-        return reply, hold.clamped_from is not None
-
-    def _ask(self, purpose: str) -> Ask:
-        session, model, funding = self._session, self.model, self.settings.funding
-        for message in self.messages[self._measured :]:
-            self._message_bytes += session.measure(message)
-        self._measured = len(self.messages)
-        # A model without a known price has none to give; whether that may run was checked at start.
-        card = _card_of(model)
-        return Ask(
-            input_tokens=self._input_ceiling(card.context_window if card else None),
-            output_tokens=session.output_limit,
-            price=card.price if card else None,
-            can_write_cache=session.can_write_cache,
-            can_write_1h=session.can_write_1h,
-            output_floor_tokens=funding.output_floor_tokens,
-            clamp=funding.clamp and not session.is_limit_pinned,
-            wait=funding.waits,
-            reasons_invisibly=session.reasons_invisibly,
-            purpose=purpose,
-            provider=model.provider,
-            model=model.name,
-        )
-
-    def _input_ceiling(self, window: int | None) -> int:
-        """The most input tokens the next request can be: a token is at least a byte."""
-        if self._counted is None:
-            ceiling = self._session.head_bytes + self._message_bytes
-            ceiling += TOKENS_PER_MESSAGE * len(self.messages)
-        else:
-            tokens, up_to_bytes, up_to_messages = self._counted
-            ceiling = tokens + self._message_bytes - up_to_bytes
-            ceiling += TOKENS_PER_MESSAGE * (len(self.messages) - up_to_messages)
-        return ceiling if window is None else min(ceiling, window)
-
-    # --- waiting for a call's money and slot, at most until it is too late to send it -----------
-
-    def now(self) -> float:
-        return self._actor.root.clock.monotonic()
-
-    @property
-    def _time_left(self) -> float:
-        """Seconds to the deadline."""
-        deadline = self._actor.lease.node.deadline
-        return math.inf if deadline is None else deadline - self.now()
-
-    @property
-    def _latest_send(self) -> float:
-        """The last instant at which a call may be sent."""
-        deadline = self._actor.lease.node.deadline
-        return math.inf if deadline is None else deadline - self.settings.times.min_call_seconds
-
-    def _waited_too_long(self, waited_for: str) -> Halt:
-        least = self.settings.times.min_call_seconds
-        return too_late(self._time_left, least, waited_for=waited_for)
-
-    async def _fund(self, ask: Ask) -> Hold | Stop | Halt:
-        ledger, lease = self._actor.root.ledger, self._actor.lease
-        halt = deadline_gate(self._time_left, self.settings.times.min_call_seconds)
-        if halt is not None:
-            return halt
-        funded = ledger.fund(lease, ask, self.now())
-        if not isinstance(funded, Ticket):
-            return funded
-        latest = self._latest_send
-        longest = self.settings.funding.max_wait_seconds
-        until = latest if longest is None else min(latest, self.now() + longest)
-        ready = anyio.Event()
-        funded.on_ready = ready.set
-        await _wait_until(ready, until)
-        if funded.outcome is not None:
-            return funded.outcome
-        ledger.leave(funded, self.now())
-        if until == latest:
-            return self._waited_too_long(f"money on {funded.wallet.path}")
-        # It waited as long as it may; what is there now is all there is.
-        settled = ledger.fund(lease, attrs.evolve(ask, wait=False), self.now())
-        assert not isinstance(settled, Ticket), settled
-        return settled
-
-    async def _take_slot(self, hold: Hold) -> Halt | None:
-        root = self._actor.root
-        taken = root.ledger.dispatch(hold, self.now())
-        if isinstance(taken, Stop):
-            return Halt(taken.reason, str(taken.refusal))
-        if not taken:
-            ready = anyio.Event()
-            hold.on_slot = ready.set
-            await _wait_until(ready, self._latest_send)
-        if root.journal_failure is not None:
-            # The call could not be written down, so it must not leave: here its actor is cancelled.
-            await anyio.lowlevel.checkpoint()
-        if hold.stop is not None:
-            return Halt(hold.stop.reason, str(hold.stop.refusal))
-        return None if hold.is_dispatched else self._waited_too_long("a call slot")
-
-    # --- the call itself -------------------------------------------------------------------------
-
-    async def _send(self, hold: Hold) -> Reply | Halt:
-        if self.settings.tell is not None:
-            self.settings.tell(CallStarted(self._actor.path, self.model.id, hold.output_tokens))
-        idle = self.settings.times.idle_timeout_seconds
-        try:
-            if idle is None:
-                return await self._answer_to(hold, None)
-            return await self._send_watched(hold, Silence(idle, self.now(), self._warn_of_silence))
-        except ProviderError as error:
-            if error.usage is not None:
-                hold.progress.usage = error.usage
-            self._settle(hold, _ending_of(hold, error), note=str(error))
-            raise
-
-    async def _answer_to(self, hold: Hold, silence: Silence | None) -> Reply:
-        sink = _CallSink(self, hold, silence)
-        return await self._session.call(self.messages, hold.output_tokens, sink)
-
-    async def _send_watched(self, hold: Hold, silence: Silence) -> Reply | Halt:
-        root = self._actor.root
-        root.watch(hold.id, silence.rings_at, silence.ring)
-        try:
-            with silence.scope:
-                return await self._answer_to(hold, silence)
-        finally:
-            root.unwatch(hold.id)
-        why = (
-            f"the model call was silent for {silence.ended_after_seconds:g} s (idle_timeout "
-            f"{silence.limit_seconds:g} s), after {hold.progress.deltas} pieces of its answer"
-        )
-        self._settle(hold, Ending.BROKEN if hold.is_sent else Ending.NOT_SENT, note=why)
-        return Halt("stalled", why)
-
-    def _warn_of_silence(self, seconds: float) -> None:
-        idle = self.settings.times.idle_timeout_seconds
-        if self.settings.tell is not None and idle is not None:
-            self.settings.tell(CallIdle(self._actor.path, seconds, idle))
-
-    def _settle(self, hold: Hold, ending: Ending, *, note: str | None = None) -> Charge:
-        root, model = self._actor.root, self.model
-        answered = hold.progress.model
-        other = None
-        if answered is not None and answered != model.name:
-            other = model.price_of(answered)
-        charge = root.ledger.settle(
-            hold,
-            ending,
-            root.clock.monotonic(),
-            price_of=model.price_of,
-            answered_by=other,
-            note=note,
-        )
-        if self.settings.tell is not None:
-            lines = self._actor.lease.recorder.lines
-            self.settings.tell(CallEnded(self._actor.path, lines[-1]))
-        return charge
-
-    def hear(self, text: str) -> None:
-        """The model wrote this."""
-        text = mend_text(text)
-        self._text.append(text)
-        if self.settings.tell is not None:
-            self.settings.tell(TextWritten(self._actor.path, text))
-
-    def hear_thought(self, text: str) -> None:
-        if self.settings.tell is not None:
-            self.settings.tell(ThoughtWritten(self._actor.path, text))
 
     # --- tools -----------------------------------------------------------------------------------
 
@@ -965,15 +708,6 @@ class _OutputProblem(TreewardenError):
         self.code, self.message = code, message
 
 
-async def _wait_until(ready: anyio.Event, instant: float) -> None:
-    """Return when ``ready`` is set, or at ``instant``."""
-    if instant == math.inf:
-        await ready.wait()
-        return
-    with anyio.CancelScope(deadline=instant):
-        await ready.wait()
-
-
 def _end_of(reply: Reply, was_clamped: bool, limit: int) -> Halt:
     """How a reply without tool calls ends the run."""
     match reply.finish_reason:
@@ -988,15 +722,6 @@ def _end_of(reply: Reply, was_clamped: bool, limit: int) -> Halt:
             return Halt("refusal", f"the model refused ({reply.raw_finish_reason})")
         case _:
             return Halt("complete", "")
-
-
-def _ending_of(hold: Hold, error: ProviderError) -> Ending:
-    if not hold.is_sent or not error.was_sent:
-        return Ending.NOT_SENT
-    # An error answer says what became of the call. A connection that was lost says nothing.
-    was_answered = not isinstance(error, ProviderInterrupted) and error.kind != "transport"
-    has_begun = hold.progress.deltas > 0
-    return Ending.PROVIDER_ERROR if was_answered and not has_begun else Ending.BROKEN
 
 
 def _system_text(agent: Agent) -> str:
@@ -1052,13 +777,6 @@ def _without_fence(text: str) -> str:
     if stripped.startswith("```") and stripped.endswith("```") and "\n" in stripped:
         return stripped[stripped.index("\n") + 1 : -3]
     return stripped
-
-
-def _card_of(model: Model) -> ModelCard | None:
-    try:
-        return model.card
-    except UnknownModel:
-        return None
 
 
 def _wallet_of(item: Subagent, unit: Unit, path: str) -> tuple[int | None, int | None]:

@@ -25,7 +25,7 @@ from treewarden.protocols import (
 
 from ._actor import Actor, StopKind, current_actor, to_the_end
 from ._admission import Admission
-from ._agent import Invocation, Result, RunSettings
+from ._agent import Invocation, Result
 from ._clock import Clock
 from ._conversation import Conversation, fingerprint_of, require_conversation
 from ._definitions import Agent, Subagent, ToolCallback, check_graph
@@ -33,6 +33,7 @@ from ._lifecycle import State
 from ._limits import Budget, CallTimes, Funding, Limits
 from ._models import Auto, Model, resolve_auto
 from ._open_tree import OpenTree, set_ceiling
+from ._settings import RunSettings
 
 if TYPE_CHECKING:
     from treewarden.ledgers import Event

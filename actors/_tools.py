@@ -18,7 +18,7 @@ from ._schemas import plain_json
 from ._threads import run_in_daemon_thread
 
 if TYPE_CHECKING:
-    from ._agent import RunSettings
+    from ._settings import RunSettings
 
 
 class ToolRun:

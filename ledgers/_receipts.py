@@ -10,7 +10,15 @@ from typing import Literal
 
 import attrs
 
-from treewarden.protocols import Line, Receipt, Refusal, ToolRow, TrancheRow
+from treewarden.protocols import (
+    BreakerRow,
+    CompactionRow,
+    Line,
+    Receipt,
+    Refusal,
+    ToolRow,
+    TrancheRow,
+)
 
 from ._charges import Charge
 from ._money import Money, to_decimal
@@ -27,6 +35,8 @@ class Recorder:
     tools: dict[str, list[int]] = attrs.field(factory=dict[str, list[int]])
     subagents: list[Receipt] = attrs.field(factory=list[Receipt])
     refusals: list[Refusal] = attrs.field(factory=list[Refusal])
+    breakers: list[BreakerRow] = attrs.field(factory=list[BreakerRow])
+    compactions: list[CompactionRow] = attrs.field(factory=list[CompactionRow])
     faults: list[str] = attrs.field(factory=list[str])
 
     def count_tool(self, name: str, *, is_error: bool) -> None:
@@ -92,6 +102,8 @@ class Recorder:
                 for t in tranches
             ),
             refusals=tuple(self.refusals),
+            breakers=tuple(self.breakers),
+            compactions=tuple(self.compactions),
             faults=tuple(self.faults),
             is_detached=is_detached,
             started_ns=started_ns,

@@ -61,6 +61,8 @@ from ._openai_chat import OpenAIChatCodec as OpenAIChatCodec
 from ._receipts import CONTRACT_SCHEMA as CONTRACT_SCHEMA
 from ._receipts import OUR_SCHEMA as OUR_SCHEMA
 from ._receipts import BackgroundRow as BackgroundRow
+from ._receipts import BreakerRow as BreakerRow
+from ._receipts import CompactionRow as CompactionRow
 from ._receipts import Line as Line
 from ._receipts import Receipt as Receipt
 from ._receipts import Refusal as Refusal

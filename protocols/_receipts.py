@@ -67,6 +67,10 @@ class Line:
     clamped_from: int | None = None
     # Why the call ended the way it did, where that needs saying.
     note: str | None = None
+    # Which of several keys paid, by a name that its owner gave it; never the key.
+    credential: str | None = None
+    # When the call ended, by the wall clock. 0: not known.
+    ended_ns: int = 0
 
 
 @attrs.frozen(kw_only=True)
@@ -105,6 +109,55 @@ class TrancheRow:
     amount: Decimal
     reason: str
     at_call: int
+
+
+@attrs.frozen(kw_only=True)
+class BreakerRow:
+    """A decision of a breaker or of a retry. ``kind`` says which.
+
+    ``spend`` amounts are in the receipt's denomination: what a retried call had held, and what it
+    came to.
+    """
+
+    kind: str
+    tool: str | None = None
+    count: int | None = None
+    signature: str | None = None
+    # "steered": the model was told. "stopped", "blocked", "waited", "retried".
+    action: str = ""
+    reason: str = ""
+    reserved_spend: Decimal | None = None
+    measured_spend: Decimal | None = None
+    spend_basis: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class CompactionRow:
+    """One rewrite of what a model sees of its conversation, or a try that came to nothing.
+
+    ``metered_cost`` is measured, in the receipt's denomination. The modelled effect is a guess at
+    what it saved and never part of a sum (contract 7.8).
+    """
+
+    # Place among the run's compactions, from 0.
+    index: int
+    # "evicted", "summarized", or "discarded" with the reason.
+    tier: str
+    reason: str = ""
+    pre_tokens: int = 0
+    post_tokens: int = 0
+    pinned_segment_ids: tuple[str, ...] = ()
+    elided_segment_digests: tuple[str, ...] = ()
+    summary_schema_version: int | None = None
+    cache_state: str = "unknown"
+    metered_cost: Decimal = ZERO
+    working_calls_after: int = 0
+
+    @property
+    def modeled_net_tokens(self) -> int:
+        """Tokens that later calls did not have to read, less what the rewrite made them read."""
+        calls = self.working_calls_after
+        return (self.pre_tokens - self.post_tokens) * calls - (self.post_tokens if calls else 0)
 
 
 @attrs.frozen(kw_only=True)
@@ -183,6 +236,8 @@ class Receipt:
     subagents: tuple[Receipt, ...] = ()
     tranches: tuple[TrancheRow, ...] = ()
     refusals: tuple[Refusal, ...] = ()
+    breakers: tuple[BreakerRow, ...] = ()
+    compactions: tuple[CompactionRow, ...] = ()
     # The stop report: its background subagents in the order they ended, each once.
     background: tuple[BackgroundRow, ...] = ()
     # What went wrong beside the outcome: clean-up that raised, abandoned threads.
@@ -258,6 +313,11 @@ class Receipt:
             "tools": [_plain(row) for row in self.tools],
             "tranches": [_plain(row) for row in self.tranches],
             "refusals": [_plain(row) for row in self.refusals],
+            "breakers": [_plain(row) for row in self.breakers],
+            "compactions": [
+                {**_plain(row), "modeled_net_tokens": row.modeled_net_tokens}
+                for row in self.compactions
+            ],
             "background": [_plain(row) for row in self.background],
             "subagents": [child.to_json() for child in self.subagents],
         }
@@ -309,7 +369,16 @@ class Receipt:
 
 
 # Fields of a receipt that are written out row by row.
-_ROWS = ("lines", "tools", "subagents", "tranches", "refusals", "background")
+_ROWS = (
+    "lines",
+    "tools",
+    "subagents",
+    "tranches",
+    "refusals",
+    "breakers",
+    "compactions",
+    "background",
+)
 
 
 def _plain(value: attrs.AttrsInstance, *, skip: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -14,14 +14,15 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from treewarden.actors import Actor, Result, RootSupervisor, StopKind
+from treewarden.actors import Actor, RootSupervisor, StopKind
 from treewarden.ledgers import Ask, Hold, Lease, Node, Outcome, Stop, Ticket, TreeLedger, Wallet
 
 Put = Callable[[pytest.MonkeyPatch], None]
 
 # The private parts in which some of the mistakes are made.
-_FRAME: Any = sys.modules[f"{RootSupervisor.__module__.rpartition('.')[0]}._frame"]
-_AGENT: Any = sys.modules[Result.__module__]
+_PART = RootSupervisor.__module__.rpartition(".")[0]
+_FRAME: Any = sys.modules[f"{_PART}._frame"]
+_CALLS: Any = sys.modules[f"{_PART}._calls"]
 
 
 def _release_in_the_body(patch: pytest.MonkeyPatch) -> None:
@@ -131,7 +132,7 @@ def _await_between_check_and_hold(patch: pytest.MonkeyPatch) -> None:
     """Whether a call fits is looked at first, and it is held a turn later."""
     decide: Any = vars(TreeLedger)["_decide"]
     grant: Any = vars(TreeLedger)["_grant"]
-    real = _AGENT.Invocation._fund
+    real = _CALLS.ModelCalls._fund
 
     async def fund(self: Any, ask: Ask) -> Hold | Stop:
         actor: Actor = self._actor
@@ -144,7 +145,7 @@ def _await_between_check_and_hold(patch: pytest.MonkeyPatch) -> None:
         funded: Hold | Stop = await real(self, ask)
         return funded
 
-    patch.setattr(_AGENT.Invocation, "_fund", fund)
+    patch.setattr(_CALLS.ModelCalls, "_fund", fund)
 
 
 def _double_refund(patch: pytest.MonkeyPatch) -> None:
