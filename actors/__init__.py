@@ -37,6 +37,7 @@ from ._models import Sink as Sink
 from ._models import auto as auto
 from ._models import model as model
 from ._models import price_book as price_book
+from ._retry import Retry as Retry
 from ._root import RootSupervisor as RootSupervisor
 from ._root import tree_observer as tree_observer
 from ._run import Tree as Tree

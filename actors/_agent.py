@@ -164,10 +164,11 @@ class Invocation:
         # What it gives back while it waits for children; None: there is nothing to give back.
         self.slot: Slot | None = None
         self._started_ns = 0
+        # Made at the first step, which a start that is cut off never comes to.
+        self._model_calls: ModelCalls | None = None
 
     # Set at the first step.
     _actor: Actor
-    _calls: ModelCalls
     # Set when the lease is given back.
     receipt: Receipt
 
@@ -192,7 +193,7 @@ class Invocation:
                 transport=self.settings.tree.transport,
             )
         )
-        self._calls = ModelCalls(
+        self._model_calls = ModelCalls(
             actor,
             self.model,
             session,
@@ -208,6 +209,11 @@ class Invocation:
             raise
         # None of them runs after an answer; of any other end the reason is told to them.
         self._background.stop(f"{actor.path} stopped: {self._halt.stop_reason}")
+
+    @property
+    def _calls(self) -> ModelCalls:
+        assert self._model_calls is not None, self
+        return self._model_calls
 
     async def _loop(self, declared: Output | None) -> Halt:
         purpose, repairs = "model", 0
@@ -595,6 +601,8 @@ class Invocation:
 
     def conclude(self, actor: Actor) -> None:
         """Make the receipt and the result. Called by the supervisor when the lease is back."""
+        if self._model_calls is not None:
+            self._model_calls.conclude()
         stop_reason, detail, code = self._how_it_ended(actor)
         self.receipt = receipt = self._receipt(actor, stop_reason, detail, code)
         if actor.parent is not None and actor.parent.lease is not actor.root.ledger.root:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
@@ -22,6 +23,7 @@ from treewarden.ledgers import (
     Hold,
     ModelCard,
     Progress,
+    Purse,
     Stop,
     Ticket,
     UnknownModel,
@@ -46,6 +48,10 @@ from ._gates import Halt, call_gate, deadline_gate, own_limit, too_late
 from ._models import Model, ModelSession
 from ._settings import RunSettings
 from ._silence import Silence
+from ._waiting import wait_until
+
+if TYPE_CHECKING:
+    from ._retries import Retries
 
 
 class _CallSink:
@@ -91,10 +97,14 @@ class ModelCalls:
         # The agent's own limit, or None: the default, or what the tree allows.
         self._max_calls = max_calls
         self._calls_made = 0
+        # The last call's hold, if it came to one.
+        self.last_hold: Hold | None = None
+        # Made at the first call, where the run has retries.
+        self._retries: Retries | None = None
         self._ceiling = InputCeiling(session)
 
     async def call(self, messages: Sequence[Message], purpose: str) -> tuple[Reply, bool] | Halt:
-        """Make one call with the whole conversation.
+        """Make one call with the whole conversation, and once more where that may help.
 
         Returns:
             The answer, and whether its output limit had been cut to fit the wallet; or why there
@@ -103,16 +113,35 @@ class ModelCalls:
         Raises:
             ProviderError: It failed; what it cost is charged.
         """
+        if self._settings.retrying is None:
+            return await self.attempt(messages, purpose, None)
+        if self._retries is None:
+            from ._retries import Retries  # who has no retries does not load them
+
+            self._retries = Retries(self, self._actor, self._settings, self._model.provider)
+        return await self._retries.call(messages, purpose)
+
+    def conclude(self) -> None:
+        """Every call is over and charged: write down what became of a retry that was cut off."""
+        if self._retries is not None:
+            self._retries.conclude()
+
+    async def attempt(
+        self, messages: Sequence[Message], purpose: str, purse: Purse | None
+    ) -> tuple[Reply, bool] | Halt:
+        """Send one request; see ``call``. ``purse``: what it counts against beside the wallet."""
+        self.last_hold = None
         ledger, clock = self._actor.root.ledger, self._actor.root.clock
         limit = own_limit(self._max_calls, ledger.caps.max_model_calls)
         halt = call_gate(calls_made=self._calls_made, limit=limit)
         if halt is not None:
             return halt
-        hold = await self._fund(self._ask(messages, purpose))
+        hold = await self._fund(self.ask(messages, purpose, purse))
         if isinstance(hold, Halt):
             return hold
         if isinstance(hold, Stop):
             return Halt(hold.reason, str(hold.refusal))
+        self.last_hold = hold
         stop = await self._take_slot(hold)
         if stop is not None:
             ledger.release(hold, clock.monotonic())
@@ -131,7 +160,8 @@ class ModelCalls:
             self._ceiling.note_count(counted)
         return reply, hold.clamped_from is not None
 
-    def _ask(self, messages: Sequence[Message], purpose: str) -> Ask:
+    def ask(self, messages: Sequence[Message], purpose: str, purse: Purse | None) -> Ask:
+        """What a call with these messages may need at most."""
         session, model, funding = self.session, self._model, self._settings.funding
         self._ceiling.measure(messages)
         # A model without a known price has none to give; whether that may run was checked at start.
@@ -149,6 +179,7 @@ class ModelCalls:
             purpose=purpose,
             provider=model.provider,
             model=model.name,
+            purse=purse,
         )
 
     # --- waiting for a call's money and slot, at most until it is too late to send it -----------
@@ -157,40 +188,40 @@ class ModelCalls:
         return self._actor.root.clock.monotonic()
 
     @property
-    def _time_left(self) -> float:
+    def time_left(self) -> float:
         """Seconds to the deadline."""
         deadline = self._actor.lease.node.deadline
         return math.inf if deadline is None else deadline - self.now()
 
     @property
-    def _latest_send(self) -> float:
+    def latest_send(self) -> float:
         """The last instant at which a call may be sent."""
         deadline = self._actor.lease.node.deadline
         return math.inf if deadline is None else deadline - self._settings.times.min_call_seconds
 
-    def _waited_too_long(self, waited_for: str) -> Halt:
+    def waited_too_long(self, waited_for: str) -> Halt:
         least = self._settings.times.min_call_seconds
-        return too_late(self._time_left, least, waited_for=waited_for)
+        return too_late(self.time_left, least, waited_for=waited_for)
 
     async def _fund(self, ask: Ask) -> Hold | Stop | Halt:
         ledger, lease = self._actor.root.ledger, self._actor.lease
-        halt = deadline_gate(self._time_left, self._settings.times.min_call_seconds)
+        halt = deadline_gate(self.time_left, self._settings.times.min_call_seconds)
         if halt is not None:
             return halt
         funded = ledger.fund(lease, ask, self.now())
         if not isinstance(funded, Ticket):
             return funded
-        latest = self._latest_send
+        latest = self.latest_send
         longest = self._settings.funding.max_wait_seconds
         until = latest if longest is None else min(latest, self.now() + longest)
         ready = anyio.Event()
         funded.on_ready = ready.set
-        await _wait_until(ready, until)
+        await wait_until(ready, until)
         if funded.outcome is not None:
             return funded.outcome
         ledger.leave(funded, self.now())
         if until == latest:
-            return self._waited_too_long(f"money on {funded.wallet.path}")
+            return self.waited_too_long(f"money on {funded.wallet.path}")
         # It waited as long as it may; what is there now is all there is.
         settled = ledger.fund(lease, attrs.evolve(ask, wait=False), self.now())
         assert not isinstance(settled, Ticket), settled
@@ -204,13 +235,13 @@ class ModelCalls:
         if not taken:
             ready = anyio.Event()
             hold.on_slot = ready.set
-            await _wait_until(ready, self._latest_send)
+            await wait_until(ready, self.latest_send)
         if root.journal_failure is not None:
             # The call could not be written down, so it must not leave: here its actor is cancelled.
             await anyio.lowlevel.checkpoint()
         if hold.stop is not None:
             return Halt(hold.stop.reason, str(hold.stop.refusal))
-        return None if hold.is_dispatched else self._waited_too_long("a call slot")
+        return None if hold.is_dispatched else self.waited_too_long("a call slot")
 
     # --- the call itself -------------------------------------------------------------------------
 
@@ -286,15 +317,6 @@ class ModelCalls:
     def hear_thought(self, text: str) -> None:
         if self._settings.tell is not None:
             self._settings.tell(ThoughtWritten(self._actor.path, text))
-
-
-async def _wait_until(ready: anyio.Event, instant: float) -> None:
-    """Return when ``ready`` is set, or at ``instant``."""
-    if instant == math.inf:
-        await ready.wait()
-        return
-    with anyio.CancelScope(deadline=instant):
-        await ready.wait()
 
 
 def _ending_of(hold: Hold, error: ProviderError) -> Ending:

@@ -19,6 +19,7 @@ from ._sinks import Watched, read_journal
 if TYPE_CHECKING:
     from treewarden.ledgers import Event
 
+    from ._provider_pause import ProviderPause
     from ._transport import Transport
 
 
@@ -39,6 +40,7 @@ class OpenTree:
         self._ids = ids
         self._clock_scope = clock_scope
         self._transport: Transport | None = None
+        self._pauses: dict[str, ProviderPause] = {}
 
     @classmethod
     async def open(
@@ -87,6 +89,14 @@ class OpenTree:
 
             self._transport = Transport()
         return self._transport
+
+    def pause_of(self, provider: str) -> ProviderPause:
+        """The pause that all calls of the tree to one provider share."""
+        if provider not in self._pauses:
+            from ._provider_pause import ProviderPause
+
+            self._pauses[provider] = ProviderPause()
+        return self._pauses[provider]
 
     def new_run_id(self) -> str:
         # A version 4 UUID. Written out here, because uuid.UUID takes longer than a ledger entry.

@@ -24,6 +24,7 @@ from ._conversation import Conversation
 from ._definitions import Agent, ToolCallback
 from ._limits import Budget, Limits
 from ._open_tree import OpenTree, set_ceiling
+from ._retry import Retry
 from ._start import OnStop, Prompt, Start
 from ._stream import RunStream
 
@@ -43,6 +44,7 @@ async def run(
     deps: Any = None,
     on_tool_call: ToolCallback | None = None,
     on_stop: OnStop = "return",
+    retry: Retry | None = None,
     on_event: Callable[[RunEvent], None] | None = None,
     conversation: Conversation | None = None,
     detached: bool = False,
@@ -64,6 +66,8 @@ async def run(
         deps: What tools get as ``ctx.deps``.
         on_tool_call: Asked with each ToolCall before it runs; False or a text refuses it.
         on_stop: What a limit does: "return" a result that is not ``complete``, or "raise".
+        retry: Whether a failed model call is made again, here and in everything below. None: as
+            in the run that it is called in, else no.
         on_event: Called with every event of the run, as it happens. What it raises ends the run.
         conversation: What was said before; this run adds to it if it ends in order.
         detached: Inside an actor, open a tree of its own instead; shown on the receipt.
@@ -87,6 +91,7 @@ async def run(
         deps=deps,
         approve=on_tool_call,
         on_stop=on_stop,
+        retry=retry,
         conversation=conversation,
         detached=detached,
         clock=clock,
@@ -131,6 +136,7 @@ def stream(
     deps: Any = None,
     on_tool_call: ToolCallback | None = None,
     on_stop: OnStop = "return",
+    retry: Retry | None = None,
     conversation: Conversation | None = None,
     detached: bool = False,
     clock: Clock | None = None,
@@ -154,6 +160,7 @@ def stream(
             deps=deps,
             approve=on_tool_call,
             on_stop=on_stop,
+            retry=retry,
             conversation=conversation,
             detached=detached,
             clock=clock,
@@ -248,6 +255,7 @@ class Tree:
         deps: Any = None,
         on_tool_call: ToolCallback | None = None,
         on_stop: OnStop = "return",
+        retry: Retry | None = None,
         on_event: Callable[[RunEvent], None] | None = None,
         conversation: Conversation | None = None,
     ) -> Result:
@@ -258,7 +266,7 @@ class Tree:
             UsageError, RunError: As for ``treewarden.run``.
         """
         start = self._start(
-            agent, prompt, budget, limits, deps, on_tool_call, on_stop, conversation
+            agent, prompt, budget, limits, deps, on_tool_call, on_stop, retry, conversation
         )
         return await start.run(on_event)
 
@@ -272,11 +280,14 @@ class Tree:
         deps: Any = None,
         on_tool_call: ToolCallback | None = None,
         on_stop: OnStop = "return",
+        retry: Retry | None = None,
         conversation: Conversation | None = None,
     ) -> RunStream:
         """As ``run``, with the run's events."""
         return RunStream(
-            self._start(agent, prompt, budget, limits, deps, on_tool_call, on_stop, conversation)
+            self._start(
+                agent, prompt, budget, limits, deps, on_tool_call, on_stop, retry, conversation
+            )
         )
 
     def supervise(self, supervisor: Supervisor, *, name: str) -> Service:
@@ -361,6 +372,7 @@ class Tree:
         deps: Any,
         approve: ToolCallback | None,
         on_stop: OnStop,
+        retry: Retry | None,
         conversation: Conversation | None,
     ) -> Start:
         return Start(
@@ -371,6 +383,7 @@ class Tree:
             deps=deps,
             approve=approve,
             on_stop=on_stop,
+            retry=retry,
             conversation=conversation,
             tree=self._tree,
         )

@@ -11,6 +11,7 @@ from treewarden.protocols import RunEvent
 
 from ._definitions import ToolCallback
 from ._limits import CallTimes, Funding
+from ._retry import Retrying
 
 if TYPE_CHECKING:
     from ._open_tree import OpenTree
@@ -25,5 +26,7 @@ class RunSettings:
     approve: ToolCallback | None
     funding: Funding
     times: CallTimes
+    # None: a failed call is not made again.
+    retrying: Retrying | None
     # Where events go, or None: nobody listens.
     tell: Callable[[RunEvent], None] | None

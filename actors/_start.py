@@ -33,6 +33,7 @@ from ._lifecycle import State
 from ._limits import Budget, CallTimes, Funding, Limits
 from ._models import Auto, Model, resolve_auto
 from ._open_tree import OpenTree, set_ceiling
+from ._retry import Retry, Retrying
 from ._settings import RunSettings
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class Start:
         deps: Any,
         approve: ToolCallback | None,
         on_stop: OnStop,
+        retry: Retry | None = None,
         conversation: Conversation | None = None,
         tree: OpenTree | None = None,
         detached: bool = False,
@@ -77,6 +79,7 @@ class Start:
         self._messages = _messages_of(prompt)
         self._conversation = require_conversation(conversation)
         self._deps, self._approve, self._on_stop = deps, approve, on_stop
+        self._retry = _require_retry(retry)
         self._tree, self._detached = tree, detached
         self._clock, self._seed, self._journal = clock, seed, journal
         self._resume_from = resume_from
@@ -119,6 +122,7 @@ class Start:
         unit = self._unit(above)
         model = self._model(above)
         self._check_money(model, unit, above)
+        retrying = self._retrying(unit, above)
         conversation = self._conversation
         history: Sequence[Message] = ()
         if conversation is not None:
@@ -128,7 +132,8 @@ class Start:
             if tree is None:
                 tree = await self._open_own_tree(unit) if above is None else _tree_of(above)
             self._tree = tree
-            self._enter(tree, above, model, history, tell, on_over)
+            settings = self._settings(tree, tell, retrying)
+            self._enter(tree, above, model, history, settings, on_over)
             self._rest_caller(above)
             assert self._admission is not None, self
             self._actor = await self._admission.wait()
@@ -287,7 +292,7 @@ class Start:
         above: Actor | None,
         model: Model,
         history: Sequence[Message],
-        tell: Callable[[RunEvent], None] | None,
+        settings: RunSettings,
         on_over: Callable[[], None] | None,
     ) -> None:
         parent = above or tree.root.top
@@ -299,7 +304,7 @@ class Start:
             self._agent,
             model,
             [*history, *self._messages],
-            self._settings(tree, tell),
+            settings,
             is_fixture=_is_below_a_fixture(),
             is_detached=self._detached and current_actor.get() is not None,
             shown_wallet=shown,
@@ -336,7 +341,12 @@ class Start:
         else:
             self._conversation.commit(result.messages)
 
-    def _settings(self, tree: OpenTree, tell: Callable[[RunEvent], None] | None) -> RunSettings:
+    def _settings(
+        self,
+        tree: OpenTree,
+        tell: Callable[[RunEvent], None] | None,
+        retrying: Retrying | None,
+    ) -> RunSettings:
         budget = self._budget or tree.budget
         return RunSettings(
             tree=tree,
@@ -344,8 +354,28 @@ class Start:
             approve=self._approve,
             funding=Funding() if budget is None else budget.funding,
             times=self._times(tree),
+            retrying=retrying,
             tell=tell,
         )
+
+    def _retrying(self, unit: Unit, above: Actor | None) -> Retrying | None:
+        """Its own retries, inside those of the run that it was called in; else the inherited.
+
+        Raises:
+            UsageError: Nothing bounds what they may cost, or not in this denomination.
+        """
+        caller = _invocation_above(above)
+        inherited = None if caller is None else caller.settings.retrying
+        if self._retry is None:
+            return inherited
+        if self._budget is None and not _is_bounded(self._tree, above):
+            raise UsageError(
+                "retry= repeats calls that cost money, and nothing bounds what this run may cost. "
+                "Give budget=, or leave retry= out.",
+                code="cave_breaker_retry_requires_budget",
+            )
+        above_it = None if inherited is None else inherited.purse
+        return Retrying(self._retry, self._retry.purse_for(unit, above_it))
 
     def _times(self, tree: OpenTree) -> CallTimes:
         """Its own where given, else the caller's in the same tree, else the tree's."""
@@ -417,6 +447,25 @@ class Start:
         if root is None and above is not None:
             root = above.root
         return root is not None and any(w.is_bounded for w in root.ledger.state.wallets.values())
+
+
+def _is_bounded(tree: OpenTree | None, above: Actor | None) -> bool:
+    """Whether a wallet that a run would draw on has a ceiling."""
+    if above is None:
+        return tree is not None and tree.root.ledger.root.node.wallet.is_bounded
+    wallet: Wallet | None = above.lease.node.wallet
+    while wallet is not None and not wallet.is_bounded:
+        wallet = wallet.parent
+    return wallet is not None
+
+
+def _require_retry(retry: Any) -> Retry | None:
+    if retry is None or isinstance(retry, Retry):
+        return retry
+    raise UsageError(
+        f"retry is {retry!r}. Write tw.Retry(max_attempts=…), or None for no retries.",
+        code="cave_option_invalid",
+    )
 
 
 def _tree_of(actor: Actor) -> OpenTree:

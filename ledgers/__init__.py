@@ -49,6 +49,7 @@ from ._prices import UnpricedModel as UnpricedModel
 from ._prices import largest_output as largest_output
 from ._prices import measured_cost as measured_cost
 from ._prices import worst_case as worst_case
+from ._purse import Purse as Purse
 from ._receipts import Recorder as Recorder
 from ._receipts import amount_of as amount_of
 from ._state import TreeState as TreeState

@@ -14,6 +14,7 @@ from treewarden.protocols import Usage
 
 from ._money import Money
 from ._prices import Price, PriceOf, UnpricedModel, largest_output, measured_cost, worst_case
+from ._purse import Purse
 from ._wallet import Unit
 
 
@@ -54,6 +55,8 @@ class Ask:
     purpose: str = "model"
     provider: str = ""
     model: str = ""
+    # What the hold counts against beside the wallet, or None.
+    purse: Purse | None = None
 
     def usd(self, output_tokens: int) -> Money:
         if self.price is None:
@@ -71,6 +74,12 @@ class Ask:
 
     def amount(self, unit: Unit, output_tokens: int) -> int:
         return self.usd(output_tokens) if unit == "usd" else self.tokens(output_tokens)
+
+    def purse_output(self, unit: Unit) -> int | None:
+        """The output tokens that the purse pays for; None where it pays for no call at all."""
+        if self.purse is None or self.amount(unit, self.output_tokens) <= self.purse.free:
+            return self.output_tokens
+        return self.largest_output(unit, self.purse.free) if self.clamp else None
 
     def largest_output(self, unit: Unit, free: int) -> int | None:
         """The largest output that ``free`` pays for, or None when that is below the floor."""

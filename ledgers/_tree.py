@@ -53,6 +53,7 @@ from ._grant_order import GrantOrder
 from ._journal import Journal
 from ._leases import Entry, Hold, Lease, LeaseRequest, Stop, Ticket, Wake
 from ._prices import Price, PriceOf
+from ._purse import Purse
 from ._receipts import amount_of, line_for
 from ._state import TreeState
 from ._wallet import UNBOUNDED, Unit, Wallet
@@ -620,6 +621,8 @@ class TreeLedger:
             answered_by=answered_by,
         )
         del self._holds[hold.id]
+        if (purse := hold.ask.purse) is not None:
+            purse.settle(hold.amount, charge.usd if self.unit == "usd" else charge.tokens)
         self._record(Settled(at, hold.id, charge.usd, charge.tokens, charge.basis))
         hold.lease.recorder.lines.append(_line(hold, charge, note))
         self._after_charge(hold.lease.node.wallet, at)
@@ -631,6 +634,8 @@ class TreeLedger:
             return
         assert not hold.is_dispatched, hold
         del self._holds[hold.id]
+        if hold.ask.purse is not None:
+            hold.ask.purse.give_back(hold.amount)
         self._slot_queue.pop(hold.id, None)
         self._record(HoldReleased(at, hold.id))
         self._rerun_upwards(hold.lease.node.wallet, at)
@@ -643,13 +648,19 @@ class TreeLedger:
         blocked = self._blocked(node, ask)
         if blocked is not None:
             return blocked
+        free, most = wallet.free, ask.output_tokens
+        if ask.purse is not None:
+            paid = ask.purse_output(self.unit)
+            if paid is None:
+                return self._purse_is_empty(ask, ask.purse, node)
+            most, free = paid, min(free, ask.purse.free)
         may_pass = is_head or not wallet.queued
-        if may_pass and ask.amount(self.unit, ask.output_tokens) <= wallet.free:
-            return ask.output_tokens
+        if may_pass and ask.amount(self.unit, most) <= free:
+            return most
         if ask.wait and (wallet.open_holds or not may_pass):
             return wallet
         if ask.clamp and may_pass:
-            output = ask.largest_output(self.unit, wallet.free)
+            output = ask.largest_output(self.unit, free)
             if output is not None:
                 return output
         return self._stop("budget_exhausted", wallet, node, ask)
@@ -678,10 +689,23 @@ class TreeLedger:
         self._last_id += 1
         hold = Hold(self._last_id, lease, ask, output_tokens, amount, Progress())
         self._holds[hold.id] = hold
+        if ask.purse is not None:
+            ask.purse.hold(amount)
         ticket_id = None if ticket is None else ticket.id
         node = lease.node
         self._record(Held(at, hold.id, node.id, node.wallet.id, amount, ticket_id))
         return hold
+
+    def _purse_is_empty(self, ask: Ask, purse: Purse, node: Node) -> Stop:
+        least = ask.amount(self.unit, min(ask.output_floor_tokens, ask.output_tokens))
+        return Stop(
+            "retry_budget",
+            self._refusal(
+                "retry-budget", node, "", "the retry purse", self._dimension(),
+                self._amount(least), self._amount(purse.free),
+                "Give retries more (max_spend_usd / max_spend_tokens of tw.Retry).",
+            ),
+        )  # fmt: skip
 
     def _why_no_call(self, hold: Hold) -> Stop | None:
         caps, counters = self._state.caps, self._state.counters
@@ -936,6 +960,7 @@ class TreeLedger:
         waiting = {i for i, hold in state.holds.items() if hold.waits_for_slot}
         assert set(self._slot_queue) == waiting, (self._slot_queue, waiting)
         assert state.counters.queued_slots == len(waiting), state.counters
+        self._check_purses()
         self._check_line()
         self._check_nobody_waits_in_vain()
 
@@ -951,6 +976,16 @@ class TreeLedger:
         assert counters.active == counters.calls_in_flight == 0, counters
         assert counters.queued_money == counters.queued_slots == 0, counters
         assert counters.parked == counters.queued_entries == counters.queued_resumes == 0, counters
+
+    def _check_purses(self) -> None:
+        held: dict[int, int] = {}
+        for hold in self._holds.values():
+            purse = hold.ask.purse
+            while purse is not None:
+                purse.check()
+                held[id(purse)] = held.get(id(purse), 0) + hold.amount
+                assert held[id(purse)] <= purse.held, (purse, hold)
+                purse = purse.parent
 
     def _check_line(self) -> None:
         state = self._state

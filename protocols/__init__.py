@@ -14,6 +14,7 @@ from ._errors import ProtocolError as ProtocolError
 from ._errors import ProviderError as ProviderError
 from ._errors import ProviderInterrupted as ProviderInterrupted
 from ._errors import RefusedError as RefusedError
+from ._errors import RetryBudgetSpent as RetryBudgetSpent
 from ._errors import RunCancelled as RunCancelled
 from ._errors import RunError as RunError
 from ._errors import RunStopped as RunStopped
@@ -25,6 +26,7 @@ from ._errors import TreewardenError as TreewardenError
 from ._errors import UsageError as UsageError
 from ._events import CallEnded as CallEnded
 from ._events import CallIdle as CallIdle
+from ._events import CallRetried as CallRetried
 from ._events import CallStarted as CallStarted
 from ._events import RunEnded as RunEnded
 from ._events import RunEvent as RunEvent

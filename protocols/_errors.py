@@ -6,6 +6,7 @@
     ├── ProtocolError                    bytes of a foreign protocol make no sense
     ├── ProviderError                    a provider answered with an error
     │   ├── ProviderInterrupted          … after it had begun to answer
+    │   ├── RetryBudgetSpent             … and what retries may cost is spent
     │   └── CredentialsError             … because of the key, or there is none
     ├── ActorStopped                     a message to an actor that has ended
     ├── MailboxFull                      a message to an actor that does not read its own
@@ -24,11 +25,20 @@ so, what to do.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from ._messages import Usage
     from ._receipts import Receipt
+
+
+# What a request that is sent again may get past (RFC 9110, section 15; 425 is RFC 8470's, 529
+# Anthropic's, 520 to 524 are Cloudflare's).
+_OVERLOAD_STATUSES = frozenset({429, 503, 529})
+_RETRYABLE_STATUSES = frozenset({408, 409, 425, 500, 502, 504, 520, 522, 524}) | _OVERLOAD_STATUSES
+
+# Said with a status of its own for "too many requests", but waiting does not help.
+_USED_UP_KINDS = frozenset({"insufficient_quota", "billing_hard_limit_reached", "billing_error"})
 
 
 class TreewardenError(Exception):
@@ -89,6 +99,7 @@ class ProviderError(TreewardenError):
     """
 
     code = "cave_provider_terminal_error"
+    _is_final: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -108,11 +119,47 @@ class ProviderError(TreewardenError):
         self.usage, self.retry_after_seconds = usage, retry_after_seconds
         self.was_sent = was_sent
 
+    @property
+    def is_retryable(self) -> bool:
+        """Whether the same request, sent again, may well be answered."""
+        if self._is_final or self.kind in _USED_UP_KINDS:
+            return False
+        if self.status is None:
+            return self.kind == "transport"
+        return self.status in _RETRYABLE_STATUSES or self.is_overload
+
+    @property
+    def is_overload(self) -> bool:
+        """Whether the provider asks everybody to wait, not this one request alone."""
+        return self.status in _OVERLOAD_STATUSES or (
+            self.retry_after_seconds is not None and self.status in _RETRYABLE_STATUSES
+        )
+
 
 class ProviderInterrupted(ProviderError):
     """The answer broke off after it had begun. What had arrived is kept and charged."""
 
     code = "provider-interrupted"
+    _is_final = True  # its beginning was read
+
+
+class RetryBudgetSpent(ProviderError):
+    """A call failed, and what its retries may cost is spent.
+
+    ``status``, ``kind`` and the text are those of the last failure, which is the ``__cause__``.
+    """
+
+    code = "retry-budget"
+    _is_final = True
+
+    def __init__(self, last: ProviderError, why: str) -> None:
+        super().__init__(
+            f"{last.message}; no retry is paid for any more: {why}",
+            provider=last.provider,
+            status=last.status,
+            kind=last.kind,
+            was_sent=last.was_sent,
+        )
 
 
 class CredentialsError(ProviderError):

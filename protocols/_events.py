@@ -48,6 +48,17 @@ class ThoughtWritten:
 
 
 @attrs.frozen
+class CallRetried:
+    """A model call failed and is made once more, after a pause."""
+
+    path: str
+    # 1 for the first retry.
+    attempt: int
+    after_seconds: float
+    reason: str
+
+
+@attrs.frozen
 class CallIdle:
     """A model call has been silent for most of the time it may be; said once for each silence."""
 
@@ -115,6 +126,7 @@ RunEvent: TypeAlias = (
     | TextWritten
     | ThoughtWritten
     | CallIdle
+    | CallRetried
     | CallEnded
     | ToolStarted
     | ToolEnded

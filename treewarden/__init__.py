@@ -31,6 +31,8 @@ _HOME = {
     "Receipt": "protocols",
     "RefusedError": "protocols",
     "Result": "actors",
+    "Retry": "actors",
+    "RetryBudgetSpent": "protocols",
     "RunCancelled": "protocols",
     "RunError": "protocols",
     "RunStopped": "protocols",

@@ -21,6 +21,8 @@ from protocols import ProviderInterrupted as ProviderInterrupted
 from protocols import Receipt as Receipt
 from protocols import RefusedError as RefusedError
 from actors import Result as Result
+from actors import Retry as Retry
+from protocols import RetryBudgetSpent as RetryBudgetSpent
 from protocols import RunCancelled as RunCancelled
 from protocols import RunError as RunError
 from protocols import RunStopped as RunStopped
