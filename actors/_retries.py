@@ -37,6 +37,16 @@ from ._waiting import wait_until
 _OWN_REASONS = ("deadline", "wallet_revoked", "stalled")
 
 
+@attrs.frozen
+class _Failure:
+    """An attempt that failed: with what, which it was, and the pause before the next."""
+
+    error: ProviderError
+    # Attempts at this call so far, from 1.
+    attempts: int
+    pause_seconds: float
+
+
 class Retries:
     """Attempt after attempt at one call, for one invocation."""
 
@@ -53,40 +63,43 @@ class Retries:
 
     async def call(self, messages: Sequence[Message], purpose: str) -> tuple[Reply, bool] | Halt:
         """See ``ModelCalls.call``."""
-        failed: ProviderError | None = None
-        retries = 0
+        failure: _Failure | None = None
         while True:
-            turn = await self._turn()
-            if isinstance(turn, Halt):
-                self.conclude()
-                return turn
             try:
-                outcome = await self._attempt(messages, purpose, is_retry=failed is not None)
-                if not isinstance(outcome, Halt):
-                    turn.answered()
-                    return outcome
-            except ProviderError as error:
-                failed, pause = error, self._learn(turn, error, retries + 1)
-            else:
-                if failed is None or self._is_own_reason(outcome):
-                    return outcome
-                self._give_up(failed, retries, outcome)
+                outcome = await self._once(messages, purpose, failure)
             finally:
-                turn.leave()
                 self.conclude()
-            retries += 1
-            self._decide(failed, retries, messages, pause)
-            halt = await self._wait(failed, pause)
+            if isinstance(outcome, Halt) and failure and not self._is_own_reason(outcome):
+                self._give_up(failure, outcome)
+            if not isinstance(outcome, _Failure):
+                return outcome
+            failure = outcome
+            self._decide(failure, messages)
+            halt = await self._wait(failure)
             if halt is not None:
                 self.conclude()
                 return halt
 
-    async def _attempt(
-        self, messages: Sequence[Message], purpose: str, *, is_retry: bool
-    ) -> tuple[Reply, bool] | Halt:
-        if is_retry:
-            return await self._calls.attempt(messages, "retry", self._retrying.purse)
-        return await self._calls.attempt(messages, purpose, None)
+    async def _once(
+        self, messages: Sequence[Message], purpose: str, before: _Failure | None
+    ) -> tuple[Reply, bool] | Halt | _Failure:
+        """Make one attempt, the first or one after another."""
+        turn = await self._turn()
+        if isinstance(turn, Halt):
+            return turn
+        attempts = 0 if before is None else before.attempts
+        try:
+            if before is None:
+                outcome = await self._calls.attempt(messages, purpose, None)
+            else:
+                outcome = await self._calls.attempt(messages, "retry", self._retrying.purse)
+            if not isinstance(outcome, Halt):
+                turn.answered()
+            return outcome
+        except ProviderError as error:
+            return _Failure(error, attempts + 1, self._learn(turn, error, attempts + 1))
+        finally:
+            turn.leave()
 
     # --- pauses ----------------------------------------------------------------------------------
 
@@ -106,43 +119,42 @@ class Retries:
         turn.overloaded(self._calls.now() + pause)
         return pause
 
-    async def _wait(self, failed: ProviderError, pause_seconds: float) -> Halt | None:
+    async def _wait(self, failed: _Failure) -> Halt | None:
         """Wait until the call may be made again, or say that it would be too late."""
-        calls = self._calls
+        calls, pause_seconds = self._calls, failed.pause_seconds
         instant = calls.now() + pause_seconds
         if instant > calls.latest_send:
             return calls.waited_too_long(
-                f"{self._provider}, which is asked again after {pause_seconds:g} s ({failed})"
+                f"{self._provider}, which is asked again after {pause_seconds:g} s ({failed.error})"
             )
         # After an overload the provider's own pause is waited for, with everybody else.
-        if not failed.is_overload and pause_seconds > 0:
+        if not failed.error.is_overload and pause_seconds > 0:
             await wait_until(anyio.Event(), instant)
         return None
 
     # --- whether once more -----------------------------------------------------------------------
 
-    def _decide(
-        self, failed: ProviderError, retries: int, messages: Sequence[Message], pause: float
-    ) -> None:
+    def _decide(self, failed: _Failure, messages: Sequence[Message]) -> None:
         """Write down the retry that follows, or raise why there is none.
 
         Raises:
             ProviderError: The failure, where nothing is tried again.
         """
-        if not failed.is_retryable:
-            raise failed
+        error, attempts = failed.error, failed.attempts
+        if not error.is_retryable:
+            raise error
         options, purse = self._retrying.options, self._retrying.purse
-        if retries >= options.max_attempts:
-            self._exhausted(retries - 1, f"all {options.max_attempts} attempts failed")
-            raise failed
+        if attempts >= options.max_attempts:
+            self._exhausted(attempts - 1, f"all {options.max_attempts} attempts failed")
+            raise error
         ledger = self._actor.root.ledger
         ask = self._calls.ask(messages, "retry", purse)
         paid = ask.purse_output(ledger.unit)
         if paid is None:
             assert purse is not None, ask
             left = f"{amount_of(ledger.unit, purse.free):f} {ledger.unit} of the purse are left"
-            self._exhausted(retries - 1, f"retry-budget: {left}")
-            raise RetryBudgetSpent(failed, left) from failed
+            self._exhausted(attempts - 1, f"retry-budget: {left}")
+            raise RetryBudgetSpent(error, left) from error
         reserved = amount_of(ledger.unit, ask.amount(ledger.unit, paid))
         rows = self._actor.lease.recorder.breakers
         self._calls.last_hold = None  # that of the call that failed
@@ -150,14 +162,15 @@ class Retries:
         rows.append(
             BreakerRow(
                 kind="retry_attempted",
-                count=retries,
+                count=attempts,
                 action="retried",
-                reason=str(failed),
+                reason=str(error),
                 reserved_spend=reserved,
             )
         )
         if self._settings.tell is not None:
-            self._settings.tell(CallRetried(self._actor.path, retries, pause, str(failed)))
+            pause = failed.pause_seconds
+            self._settings.tell(CallRetried(self._actor.path, attempts, pause, str(error)))
 
     def _is_own_reason(self, halt: Halt) -> bool:
         """Whether the run ends for what it says, and not because its last call failed."""
@@ -168,16 +181,16 @@ class Retries:
     def _is_blocked(self) -> bool:
         return self._actor.lease.node.wallet.blocked_by() is not None
 
-    def _give_up(self, failed: ProviderError, retries: int, halt: Halt) -> None:
+    def _give_up(self, failed: _Failure, halt: Halt) -> None:
         """There is no money, call or purse for another attempt.
 
         Raises:
             ProviderError: Always.
         """
-        self._exhausted(retries, halt.detail)
+        self._exhausted(failed.attempts - 1, halt.detail)
         if halt.stop_reason == "retry_budget":
-            raise RetryBudgetSpent(failed, halt.detail) from failed
-        raise failed
+            raise RetryBudgetSpent(failed.error, halt.detail) from failed.error
+        raise failed.error
 
     def _exhausted(self, retries: int, why: str) -> None:
         row = BreakerRow(kind="retry_exhausted", count=retries, action="stopped", reason=why)

@@ -69,7 +69,8 @@ class Reply:
             is left out). None: in one piece.
         chunk_delay: Seconds before each further chunk.
         error: Instead of an answer: an exception, an HTTP status, or a message. With
-            ``break_after`` it comes after that many chunks.
+            ``break_after`` it comes after that many chunks. A ``ProviderError`` with ``usage`` is
+            billed for it.
         model: Id of the model that answers, where it is another one than asked.
         break_after: The connection breaks after so many chunks.
         stall_after: Nothing comes any more after so many chunks.
@@ -372,7 +373,9 @@ class _Answer:
         if request.ended == "complete":
             usage = self._cut(self._truth)
         elif request.ended == "error" and self._sent == 0:
-            usage = Usage()
+            # Only what the error itself reports is billed.
+            reported = self._reply.error
+            usage = (reported.usage if isinstance(reported, ProviderError) else None) or Usage()
         else:
             usage = self._made_so_far()
         request.usage = usage
