@@ -393,6 +393,8 @@ def _with_shorthands(
         max_concurrent_calls=caps.max_concurrent_calls,
         max_model_calls=caps.max_model_calls,
         max_tool_calls=caps.max_tool_calls,
+        max_descendants=caps.max_descendants,
+        max_spawns_per_minute=caps.max_spawns_per_minute,
         deadline=limits.deadline_seconds,
         idle_timeout=limits.times.idle_timeout_seconds,
         min_call_seconds=limits.times.min_call_seconds,
