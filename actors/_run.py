@@ -28,7 +28,7 @@ from ._start import OnStop, Prompt, Start
 from ._stream import RunStream
 
 if TYPE_CHECKING:
-    from treewarden.ledgers import Event
+    from treewarden.ledgers import Breakers, Event
 
     from ._service import Service
     from ._supervisor import Supervisor
@@ -40,6 +40,7 @@ async def run(
     *,
     budget: Budget | None = None,
     limits: Limits | None = None,
+    breakers: Breakers | None = None,
     deps: Any = None,
     on_tool_call: ToolCallback | None = None,
     on_stop: OnStop = "return",
@@ -61,6 +62,8 @@ async def run(
     Args:
         budget: A ceiling for this run and everything below it. None: counted, not bounded.
         limits: Depth, breadth, calls and time.
+        breakers: When an agent of this run that goes round in circles is told so, and when it is
+            stopped. None: never; a run inside another one takes that one's.
         deps: What tools get as ``ctx.deps``.
         on_tool_call: Asked with each ToolCall before it runs; False or a text refuses it.
         on_stop: What a limit does: "return" a result that is not ``complete``, or "raise".
@@ -84,6 +87,7 @@ async def run(
         prompt,
         budget=budget,
         limits=_with_shorthands(limits, max_subagent_invocations, max_concurrent_subagents),
+        breakers=breakers,
         deps=deps,
         approve=on_tool_call,
         on_stop=on_stop,
@@ -128,6 +132,7 @@ def stream(
     *,
     budget: Budget | None = None,
     limits: Limits | None = None,
+    breakers: Breakers | None = None,
     deps: Any = None,
     on_tool_call: ToolCallback | None = None,
     on_stop: OnStop = "return",
@@ -151,6 +156,7 @@ def stream(
             prompt,
             budget=budget,
             limits=_with_shorthands(limits, max_subagent_invocations, max_concurrent_subagents),
+            breakers=breakers,
             deps=deps,
             approve=on_tool_call,
             on_stop=on_stop,
@@ -245,6 +251,7 @@ class Tree:
         *,
         budget: Budget | None = None,
         limits: Limits | None = None,
+        breakers: Breakers | None = None,
         deps: Any = None,
         on_tool_call: ToolCallback | None = None,
         on_stop: OnStop = "return",
@@ -258,7 +265,7 @@ class Tree:
             UsageError, RunError: As for ``treewarden.run``.
         """
         start = self._start(
-            agent, prompt, budget, limits, deps, on_tool_call, on_stop, conversation
+            agent, prompt, budget, limits, breakers, deps, on_tool_call, on_stop, conversation
         )
         return await start.run(on_event)
 
@@ -269,6 +276,7 @@ class Tree:
         *,
         budget: Budget | None = None,
         limits: Limits | None = None,
+        breakers: Breakers | None = None,
         deps: Any = None,
         on_tool_call: ToolCallback | None = None,
         on_stop: OnStop = "return",
@@ -276,7 +284,9 @@ class Tree:
     ) -> RunStream:
         """As ``run``, with the run's events."""
         return RunStream(
-            self._start(agent, prompt, budget, limits, deps, on_tool_call, on_stop, conversation)
+            self._start(
+                agent, prompt, budget, limits, breakers, deps, on_tool_call, on_stop, conversation
+            )
         )
 
     def supervise(self, supervisor: Supervisor, *, name: str) -> Service:
@@ -358,6 +368,7 @@ class Tree:
         prompt: Prompt,
         budget: Budget | None,
         limits: Limits | None,
+        breakers: Breakers | None,
         deps: Any,
         approve: ToolCallback | None,
         on_stop: OnStop,
@@ -368,6 +379,7 @@ class Tree:
             prompt,
             budget=budget,
             limits=limits,
+            breakers=breakers,
             deps=deps,
             approve=approve,
             on_stop=on_stop,

@@ -13,6 +13,8 @@ from ._definitions import ToolCallback
 from ._limits import CallTimes, Funding
 
 if TYPE_CHECKING:
+    from treewarden.ledgers import Breakers
+
     from ._open_tree import OpenTree
 
 
@@ -25,5 +27,7 @@ class RunSettings:
     approve: ToolCallback | None
     funding: Funding
     times: CallTimes
+    # When somebody who goes round in circles is told and stopped, or None: never.
+    breakers: Breakers | None = None
     # Where events go, or None: nobody listens.
     tell: Callable[[RunEvent], None] | None

@@ -36,7 +36,7 @@ from ._open_tree import OpenTree, set_ceiling
 from ._settings import RunSettings
 
 if TYPE_CHECKING:
-    from treewarden.ledgers import Event
+    from treewarden.ledgers import Breakers, Event
 
     from ._slot import Slot
 
@@ -55,6 +55,7 @@ class Start:
         *,
         budget: Budget | None,
         limits: Limits | None,
+        breakers: Breakers | None = None,
         deps: Any,
         approve: ToolCallback | None,
         on_stop: OnStop,
@@ -76,6 +77,7 @@ class Start:
             _check_own_limits(limits)
         self._messages = _messages_of(prompt)
         self._conversation = require_conversation(conversation)
+        self._breakers = _require_breakers(breakers)
         self._deps, self._approve, self._on_stop = deps, approve, on_stop
         self._tree, self._detached = tree, detached
         self._clock, self._seed, self._journal = clock, seed, journal
@@ -344,6 +346,7 @@ class Start:
             approve=self._approve,
             funding=Funding() if budget is None else budget.funding,
             times=self._times(tree),
+            breakers=self._breakers or self._breakers_above(tree),
             tell=tell,
         )
 
@@ -353,6 +356,10 @@ class Start:
         is_joined = above is not None and above.settings.tree is tree
         inherited = above.settings.times if is_joined and above is not None else tree.times
         return inherited if self._limits is None else self._limits.times.over(inherited)
+
+    def _breakers_above(self, tree: OpenTree) -> Breakers | None:
+        above = _invocation_above(current_actor.get())
+        return None if above is None or above.settings.tree is not tree else above.settings.breakers
 
     # --- checks before anything is spent ---------------------------------------------------------
 
@@ -417,6 +424,19 @@ class Start:
         if root is None and above is not None:
             root = above.root
         return root is not None and any(w.is_bounded for w in root.ledger.state.wallets.values())
+
+
+def _require_breakers(breakers: Any) -> Breakers | None:
+    if breakers is None:
+        return None
+    from treewarden.ledgers import Breakers  # not named by runs that have none
+
+    if not isinstance(breakers, Breakers):
+        raise UsageError(
+            f"breakers is {breakers!r}. Give tw.Breakers(...), or None for no breakers.",
+            code="cave_option_invalid",
+        )
+    return breakers
 
 
 def _tree_of(actor: Actor) -> OpenTree:

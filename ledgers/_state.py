@@ -47,7 +47,7 @@ from ._wallet import Unit, Wallet
 # as much as a function call.
 _AGENT, _TOOL, _RUN = Kind.AGENT, Kind.TOOL, Kind.RUN
 
-MINUTE = 60.0
+MINUTE = 60
 """What ``max_spawns_per_minute`` looks back on, in the caller's seconds."""
 
 
