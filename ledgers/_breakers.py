@@ -201,7 +201,7 @@ class Judge:
         return self._loop(signature, list(repeated.values()), count, is_told=False)
 
     def _round(self, signature: str, threshold: int) -> dict[str, str]:
-        """The calls since this one came last that repeat as well, and itself, with their tools."""
+        """This call, and those since it came last that repeat as well, with their tools."""
         of_round: dict[str, str] = {}
         calls = reversed(self._calls)
         last = next(calls)
@@ -211,7 +211,7 @@ class Judge:
             if self._counts[call.signature] >= max(2, threshold - 1):
                 of_round[call.signature] = call.tool
         in_order = dict(reversed(of_round.items()))
-        return {**in_order, last.signature: last.tool}
+        return {last.signature: last.tool, **in_order}
 
     def _loop(self, signature: str, tools: list[str], count: int, *, is_told: bool) -> Verdict:
         window = self._breakers.repeated_tool_call_window_turns
@@ -224,7 +224,7 @@ class Judge:
             f"{count} times {within}"
         )
         return self._verdict(
-            "loop_detected", "cave_tool_call_loop_detected", what, tools[-1], count, signature,
+            "loop_detected", "cave_tool_call_loop_detected", what, tools[0], count, signature,
             is_told=is_told,
         )  # fmt: skip
 
