@@ -371,7 +371,8 @@ def test_E68_delegating_once_does_not_forbid_to_delegate_again(backend: Backend)
     result, _ = run(backend, child, model)
     assert result.complete
     assert [below.stop_reason for below in result.receipt.subagents] == ["complete"] * 6
-    assert result.receipt.refusals == result.receipt.breakers == ()
+    assert result.receipt.refusals == ()
+    assert result.receipt.breakers == ()
 
 
 @pytest.mark.parametrize("steer", [True, False])
