@@ -48,7 +48,8 @@ class Watch:
         self._offered, self._actor = offered, actor
         # How many messages of the transcript were looked at.
         self._seen = seen
-        # Ids of calls that were blocked as surplus, and of those whose tool was not there.
+        # Of the last reply: ids of calls that were blocked as surplus, and of those whose tool was
+        # not there.
         self._surplus: set[str] = set()
         self._unavailable: set[str] = set()
 
@@ -66,6 +67,8 @@ class Watch:
                 self._judge.pass_turn()
             else:
                 verdict = self._judge.judge(message.text, self._calls_of(message, new[place + 1]))
+        self._surplus.clear()
+        self._unavailable.clear()
         if verdict is None:
             return None
         self._note(verdict.row)
@@ -76,9 +79,12 @@ class Watch:
         return None
 
     def _calls_of(self, asked: Message, answer: Message) -> list[Seen]:
-        results = {part.call_id: part for part in answer.parts if isinstance(part, ToolResult)}
-        calls = [(call, results[call.id]) for call in asked.tool_calls if call.id in results]
-        return [self._as_seen(*pair) for pair in calls if pair[0].id not in self._surplus]
+        results = [part for part in answer.parts if isinstance(part, ToolResult)]
+        return [
+            self._as_seen(call, result)
+            for call, result in zip(asked.tool_calls, results, strict=True)
+            if call.id not in self._surplus
+        ]
 
     def _as_seen(self, call: ToolCall, result: ToolResult) -> Seen:
         item = self._offered.get(call.name)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+import anyio
 import pytest
 
 import treewarden as tw
@@ -505,6 +506,73 @@ def test_subagents_and_runs_in_tools_have_the_breakers_of_their_run(backend: Bac
     assert result.complete
     assert [child.stop_reason for child in result.receipt.subagents] == ["loop_detected"] * 2
     assert result.receipt.breakers == ()
+
+
+@pytest.mark.parametrize("door", ["run", "stream", "tree.run", "tree.stream"])
+@both_backends
+def test_every_way_to_run_takes_breakers(door: str, backend: Backend) -> None:
+    model = model_that(calls("look", rounds=50))
+    agent = tw.agent(id="solo", instructions="Look.", model=model, tools=[always("same", "look")])
+    breakers = tw.Breakers()
+
+    async def main() -> tw.Result:
+        clock = VirtualClock.running()
+        if door == "run":
+            return await tw.run(agent, "go", breakers=breakers, clock=clock)
+        if door == "stream":
+            async with tw.stream(agent, "go", breakers=breakers, clock=clock) as run:
+                return await run.result()
+        async with tw.open_tree(clock=clock) as tree:
+            if door == "tree.run":
+                return await tree.run(agent, "go", breakers=breakers)
+            async with tree.stream(agent, "go", breakers=breakers) as run:
+                return await run.result()
+
+    result = VirtualClock().run(main, backend=backend)
+    assert result.stop_reason == "loop_detected"
+    assert "look was called 4 times within 8 turns" in result.stop_detail
+
+
+@both_backends
+def test_the_judge_sees_calls_in_their_order_whichever_ends_first(backend: Backend) -> None:
+    @tw.tool(effect="read", runs="host")
+    async def nap(seconds: float) -> str:
+        """Sleep."""
+        await anyio.sleep(seconds)
+        return "slept"
+
+    def turn(request: ScriptedRequest) -> list[tuple[str, dict[str, Any]]] | str:
+        return "done" if request.turn == 3 else [("nap", {"seconds": s}) for s in (3.0, 1.0)]
+
+    result, model = solo(backend, turn, nap)
+    assert result.complete
+    (row,) = result.receipt.breakers
+    assert (row.action, row.count) == ("steered", 3)
+    assert len(model.requests) == 4
+
+
+@both_backends
+def test_background_subagents_may_be_waited_for_in_small_steps(backend: Backend) -> None:
+    async def slow(request: ScriptedRequest) -> Reply:
+        return Reply("done", usage=USAGE, delay=100)
+
+    worker_model = ScriptedModel(slow, price=P)
+    worker = tw.agent(id="worker", instructions="Work.", model=worker_model)
+    work = tw.subagent(name="work", description="Works.", agent=worker, background=True)
+
+    def turn(request: ScriptedRequest) -> list[tuple[str, dict[str, Any]]] | str:
+        if not request.turn:
+            return tasks("work", 1)
+        if request.turn > 1 and '"running"' not in request.last_text:
+            return "done"
+        return [("cave_wait", {"timeout_seconds": 10})]
+
+    model = model_that(turn)
+    boss = tw.agent(id="boss", instructions="Plan.", model=model, tools=[work])
+    result, _ = run(backend, boss, model, worker_model)
+    assert result.complete
+    assert result.receipt.breakers == ()
+    assert len(model.requests) > 8
 
 
 @both_backends
