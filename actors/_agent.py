@@ -73,7 +73,7 @@ from ._slot import Slot, slot_of
 from ._tools import ToolRun
 
 if TYPE_CHECKING:
-    pass
+    from ._watch import Watch
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -157,6 +157,8 @@ class Invocation:
         # Why the next call is to be the last, or None.
         self._wrap_up: str | None = None
         self._tool_calls_started = 0
+        # Sees whether it goes round in circles; None: nobody does.
+        self._watch: Watch | None = None
         # Text of the answer that is being written, then of the last answer.
         self._text: list[str] = []
         self._halt = Halt("complete", "")
@@ -201,6 +203,10 @@ class Invocation:
             text=self._text,
             max_calls=self.agent.max_model_calls,
         )
+        if self.settings.breakers is not None:
+            from ._watch import Watch  # what most runs do without
+
+            self._watch = Watch(self.settings.breakers, self._offered, actor, len(self.messages))
         try:
             self._halt = await self._loop(declared)
         except Exception as error:
@@ -218,6 +224,8 @@ class Invocation:
     async def _loop(self, declared: Output | None) -> Halt:
         purpose, repairs = "model", 0
         while True:
+            if self._watch is not None and (tripped := self._watch.look_at(self.messages)):
+                return tripped
             is_last = await self._take_instructions()
             answered = await self._calls.call(self.messages, "final" if is_last else purpose)
             if isinstance(answered, Halt):
@@ -391,7 +399,7 @@ class Invocation:
         ledger = self._actor.root.ledger
         limit = own_limit(self.agent.max_tool_calls, ledger.caps.max_tool_calls)
         decisions: list[Decision] = []
-        for call in asked.tool_calls:
+        for position, call in enumerate(asked.tool_calls, 1):
             decision = tool_gate(
                 call,
                 agent=self.agent,
@@ -402,9 +410,13 @@ class Invocation:
                 was_clamped=was_clamped,
             )
             self._tool_calls_started += 1
+            if self._watch is not None:
+                decision = self._watch.allowed(decision, position)
             if self.settings.approve is not None:
                 decision = await self._approved(decision, self.settings.approve)
             decisions.append(decision)
+        if self._watch is not None:
+            await self._watch.leave_alone(decisions)
         self._siblings = Siblings(self.agent.on_sibling_failure)
         if runs_side_by_side(decisions):
             results = await self._results_of([self._begin(decision) for decision in decisions])
@@ -589,6 +601,8 @@ class Invocation:
         assert pending.result is None, pending
         pending.result = result
         self._wait_no_longer_for(pending.in_slot)
+        if self._watch is not None:
+            self._watch.hear(pending)
         if result.is_error:
             self._actor.lease.recorder.count_tool_error(result.name)
         if self.settings.tell is not None:

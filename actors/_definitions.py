@@ -110,6 +110,8 @@ class Tool:
     is_async: bool
     timeout_seconds: float | None
     max_result_bytes: int
+    # The same call with the same result is no loop.
+    allow_repeat: bool = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -230,6 +232,7 @@ def tool(
     parameters: Mapping[str, Any] | None = None,
     timeout_seconds: float | timedelta | None = DEFAULT_TOOL_SECONDS,
     max_result_bytes: int = DEFAULT_RESULT_BYTES,
+    allow_repeat: bool = False,
 ) -> Tool: ...
 
 
@@ -243,6 +246,7 @@ def tool(
     parameters: Mapping[str, Any] | None = None,
     timeout_seconds: float | timedelta | None = DEFAULT_TOOL_SECONDS,
     max_result_bytes: int = DEFAULT_RESULT_BYTES,
+    allow_repeat: bool = False,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 
 
@@ -257,6 +261,7 @@ def tool(
     parameters: Mapping[str, Any] | None = None,
     timeout_seconds: float | timedelta | None = DEFAULT_TOOL_SECONDS,
     max_result_bytes: int = DEFAULT_RESULT_BYTES,
+    allow_repeat: bool = False,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a tool out of a function.
 
@@ -271,6 +276,7 @@ def tool(
         parameters: A JSON schema of type object instead of the signature.
         timeout_seconds: How long one call may take. None: as long as its run.
         max_result_bytes: A larger result is an error for the model, never cut silently.
+        allow_repeat: The same call with the same result is no loop to ``Breakers``.
 
     Raises:
         UsageError: With what is wrong and how to write it.
@@ -287,6 +293,7 @@ def tool(
                 parameters=parameters,
                 timeout_seconds=timeout_seconds,
                 max_result_bytes=max_result_bytes,
+                allow_repeat=allow_repeat,
             )
 
         return decorate
@@ -295,6 +302,8 @@ def tool(
     _check_tool_name(named)
     _check_effect(what, effect)
     _check_runs(what, runs)
+    if type(allow_repeat) is not bool:
+        raise UsageError(f"{what}: allow_repeat is {allow_repeat!r}. Use True or False.")
     summary, docs = _texts(function)
     context_name = _context_parameter(function)
     if parameters is None:
@@ -313,6 +322,7 @@ def tool(
         is_async=inspect.iscoroutinefunction(function),
         timeout_seconds=seconds(timeout_seconds, f"{what}: timeout_seconds"),
         max_result_bytes=positive(max_result_bytes, f"{what}: max_result_bytes"),
+        allow_repeat=allow_repeat,
     )
 
 

@@ -134,6 +134,8 @@ class Limits:
         max_concurrent_subagents: Subagents alive at the same time.
         max_concurrent_calls: Provider calls in flight at the same time.
         max_model_calls, max_tool_calls: Over the whole tree, taken when a call is dispatched.
+        max_descendants: Subagents that are started below one top-level run in its life.
+        max_spawns_per_minute: Subagents that are started in the whole tree within any minute.
         deadline: How long the run may take, in seconds or as a timedelta. An instant for all below.
         idle_timeout: How long an open model call may be silent, in seconds or as a timedelta. Then
             it is ended and charged, and its run stops as ``stalled``.
@@ -160,6 +162,8 @@ class Limits:
         max_concurrent_calls: int | None = None,
         max_model_calls: int | None = None,
         max_tool_calls: int | None = None,
+        max_descendants: int | None = None,
+        max_spawns_per_minute: int | None = None,
         deadline: float | timedelta | None = None,
         idle_timeout: float | timedelta | None = None,
         min_call_seconds: float | timedelta = _MIN_CALL_SECONDS,
@@ -187,6 +191,14 @@ class Limits:
                 max_model_calls, "max_model_calls", "cave_max_model_calls_invalid"
             ),
             max_tool_calls=_count(max_tool_calls, "max_tool_calls", "cave_max_tool_calls_invalid"),
+            max_descendants=_count(
+                max_descendants, "max_descendants", "cave_subagent_breadth_limit_invalid"
+            ),
+            max_spawns_per_minute=_count(
+                max_spawns_per_minute,
+                "max_spawns_per_minute",
+                "cave_subagent_spawn_rate_limit_invalid",
+            ),
             admission=admission,
         )
         self.__attrs_init__(  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]

@@ -29,7 +29,7 @@ from ._start import OnStop, Prompt, Start
 from ._stream import RunStream
 
 if TYPE_CHECKING:
-    from treewarden.ledgers import Event
+    from treewarden.ledgers import Breakers, Event
 
     from ._service import Service
     from ._supervisor import Supervisor
@@ -41,6 +41,7 @@ async def run(
     *,
     budget: Budget | None = None,
     limits: Limits | None = None,
+    breakers: Breakers | None = None,
     deps: Any = None,
     on_tool_call: ToolCallback | None = None,
     on_stop: OnStop = "return",
@@ -63,6 +64,8 @@ async def run(
     Args:
         budget: A ceiling for this run and everything below it. None: counted, not bounded.
         limits: Depth, breadth, calls and time.
+        breakers: When an agent of this run that goes round in circles is told so, and when it is
+            stopped. None: never; a run inside another one takes that one's.
         deps: What tools get as ``ctx.deps``.
         on_tool_call: Asked with each ToolCall before it runs; False or a text refuses it.
         on_stop: What a limit does: "return" a result that is not ``complete``, or "raise".
@@ -88,6 +91,7 @@ async def run(
         prompt,
         budget=budget,
         limits=_with_shorthands(limits, max_subagent_invocations, max_concurrent_subagents),
+        breakers=breakers,
         deps=deps,
         approve=on_tool_call,
         on_stop=on_stop,
@@ -133,6 +137,7 @@ def stream(
     *,
     budget: Budget | None = None,
     limits: Limits | None = None,
+    breakers: Breakers | None = None,
     deps: Any = None,
     on_tool_call: ToolCallback | None = None,
     on_stop: OnStop = "return",
@@ -157,6 +162,7 @@ def stream(
             prompt,
             budget=budget,
             limits=_with_shorthands(limits, max_subagent_invocations, max_concurrent_subagents),
+            breakers=breakers,
             deps=deps,
             approve=on_tool_call,
             on_stop=on_stop,
@@ -252,6 +258,7 @@ class Tree:
         *,
         budget: Budget | None = None,
         limits: Limits | None = None,
+        breakers: Breakers | None = None,
         deps: Any = None,
         on_tool_call: ToolCallback | None = None,
         on_stop: OnStop = "return",
@@ -265,8 +272,18 @@ class Tree:
             RefusedError: The tree has no room or no money for it; nothing was started.
             UsageError, RunError: As for ``treewarden.run``.
         """
-        start = self._start(
-            agent, prompt, budget, limits, deps, on_tool_call, on_stop, retry, conversation
+        start = Start(
+            agent,
+            prompt,
+            budget=budget,
+            limits=limits,
+            breakers=breakers,
+            retry=retry,
+            deps=deps,
+            approve=on_tool_call,
+            on_stop=on_stop,
+            conversation=conversation,
+            tree=self._tree,
         )
         return await start.run(on_event)
 
@@ -277,6 +294,7 @@ class Tree:
         *,
         budget: Budget | None = None,
         limits: Limits | None = None,
+        breakers: Breakers | None = None,
         deps: Any = None,
         on_tool_call: ToolCallback | None = None,
         on_stop: OnStop = "return",
@@ -285,8 +303,18 @@ class Tree:
     ) -> RunStream:
         """As ``run``, with the run's events."""
         return RunStream(
-            self._start(
-                agent, prompt, budget, limits, deps, on_tool_call, on_stop, retry, conversation
+            Start(
+                agent,
+                prompt,
+                budget=budget,
+                limits=limits,
+                breakers=breakers,
+                retry=retry,
+                deps=deps,
+                approve=on_tool_call,
+                on_stop=on_stop,
+                conversation=conversation,
+                tree=self._tree,
             )
         )
 
@@ -363,31 +391,6 @@ class Tree:
             raise UsageError("the tree is not open. Write `async with tw.open_tree(...) as tree:`.")
         return self._open
 
-    def _start(
-        self,
-        agent: Agent,
-        prompt: Prompt,
-        budget: Budget | None,
-        limits: Limits | None,
-        deps: Any,
-        approve: ToolCallback | None,
-        on_stop: OnStop,
-        retry: Retry | None,
-        conversation: Conversation | None,
-    ) -> Start:
-        return Start(
-            agent,
-            prompt,
-            budget=budget,
-            limits=limits,
-            deps=deps,
-            approve=approve,
-            on_stop=on_stop,
-            retry=retry,
-            conversation=conversation,
-            tree=self._tree,
-        )
-
 
 def _with_shorthands(
     limits: Limits | None, invocations: int | None, concurrent: int | None
@@ -406,6 +409,8 @@ def _with_shorthands(
         max_concurrent_calls=caps.max_concurrent_calls,
         max_model_calls=caps.max_model_calls,
         max_tool_calls=caps.max_tool_calls,
+        max_descendants=caps.max_descendants,
+        max_spawns_per_minute=caps.max_spawns_per_minute,
         deadline=limits.deadline_seconds,
         idle_timeout=limits.times.idle_timeout_seconds,
         min_call_seconds=limits.times.min_call_seconds,

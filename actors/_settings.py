@@ -14,6 +14,8 @@ from ._limits import CallTimes, Funding
 from ._retry import Retrying
 
 if TYPE_CHECKING:
+    from treewarden.ledgers import Breakers
+
     from ._open_tree import OpenTree
 
 
@@ -27,6 +29,8 @@ class RunSettings:
     funding: Funding
     times: CallTimes
     # None: a failed call is not made again.
-    retrying: Retrying | None
+    retrying: Retrying | None = None
+    # When somebody who goes round in circles is told and stopped, or None: never.
+    breakers: Breakers | None = None
     # Where events go, or None: nobody listens.
-    tell: Callable[[RunEvent], None] | None
+    tell: Callable[[RunEvent], None] | None = None

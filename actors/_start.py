@@ -37,7 +37,7 @@ from ._retry import Retry, Retrying
 from ._settings import RunSettings
 
 if TYPE_CHECKING:
-    from treewarden.ledgers import Event
+    from treewarden.ledgers import Breakers, Event
 
     from ._slot import Slot
 
@@ -56,6 +56,7 @@ class Start:
         *,
         budget: Budget | None,
         limits: Limits | None,
+        breakers: Breakers | None = None,
         deps: Any,
         approve: ToolCallback | None,
         on_stop: OnStop,
@@ -78,6 +79,7 @@ class Start:
             _check_own_limits(limits)
         self._messages = _messages_of(prompt)
         self._conversation = require_conversation(conversation)
+        self._breakers = _require_breakers(breakers)
         self._deps, self._approve, self._on_stop = deps, approve, on_stop
         self._retry = _require_retry(retry)
         self._tree, self._detached = tree, detached
@@ -355,6 +357,7 @@ class Start:
             funding=Funding() if budget is None else budget.funding,
             times=self._times(tree),
             retrying=retrying,
+            breakers=self._breakers or self._breakers_above(tree),
             tell=tell,
         )
 
@@ -383,6 +386,10 @@ class Start:
         is_joined = above is not None and above.settings.tree is tree
         inherited = above.settings.times if is_joined and above is not None else tree.times
         return inherited if self._limits is None else self._limits.times.over(inherited)
+
+    def _breakers_above(self, tree: OpenTree) -> Breakers | None:
+        above = _invocation_above(current_actor.get())
+        return None if above is None or above.settings.tree is not tree else above.settings.breakers
 
     # --- checks before anything is spent ---------------------------------------------------------
 
@@ -466,6 +473,19 @@ def _require_retry(retry: Any) -> Retry | None:
         f"retry is {retry!r}. Write tw.Retry(max_attempts=…), or None for no retries.",
         code="cave_option_invalid",
     )
+
+
+def _require_breakers(breakers: Any) -> Breakers | None:
+    if breakers is None:
+        return None
+    from treewarden.ledgers import Breakers  # not named by runs that have none
+
+    if not isinstance(breakers, Breakers):
+        raise UsageError(
+            f"breakers is {breakers!r}. Give tw.Breakers(...), or None for no breakers.",
+            code="cave_option_invalid",
+        )
+    return breakers
 
 
 def _tree_of(actor: Actor) -> OpenTree:

@@ -59,6 +59,10 @@ class LimitOptions:
     """Model calls in all."""
     max_tool_calls: int | None = None
     """Tool calls in all, subagents included."""
+    max_descendants: int | None = None
+    """Subagents started below one top-level run."""
+    max_spawns_per_minute: int | None = None
+    """Subagents started within any minute."""
     deadline: float | None = None
     """Seconds the run may take."""
     idle_timeout: float | None = None

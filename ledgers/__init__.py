@@ -1,5 +1,7 @@
 """Who may spend what: pure, synchronous, told the time and handed its inputs."""
 
+from typing import TYPE_CHECKING
+
 from ._admissions import Caps as Caps
 from ._admissions import Counters as Counters
 from ._admissions import Kind as Kind
@@ -58,3 +60,11 @@ from ._tree import refusal_row as refusal_row
 from ._wallet import UNBOUNDED as UNBOUNDED
 from ._wallet import Unit as Unit
 from ._wallet import Wallet as Wallet
+
+if TYPE_CHECKING:
+    from ._breakers import Breakers as Breakers
+    from ._breakers import Judge as Judge
+    from ._breakers import Seen as Seen
+    from ._breakers import Verdict as Verdict
+else:
+    from ._lazily import __getattr__ as __getattr__

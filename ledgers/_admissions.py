@@ -26,6 +26,10 @@ class Kind(Enum):
     SERVICE = "service"
 
 
+# Looked up once; see _state.py.
+_RUN = Kind.RUN
+
+
 class Outcome(Enum):
     """How a node's life ended."""
 
@@ -47,6 +51,9 @@ class Caps:
     max_concurrent_calls: int | None = None
     max_model_calls: int | None = None
     max_tool_calls: int | None = None
+    # Subagents ever started below one top-level run, and in the whole tree within any minute.
+    max_descendants: int | None = None
+    max_spawns_per_minute: int | None = None
     # What a start does when every subagent slot is taken.
     admission: Literal["reject", "wait"] = "reject"
 
@@ -81,6 +88,8 @@ class Node:
     live_children: int = 0
     # Children ever started: the number in their paths.
     children: int = 0
+    # Of a top-level run (or of the root, for what has none above): subagents ever started below it.
+    descendants: int = 0
     # What this node set aside on its wallet for a last call.
     set_aside: int = 0
     # Attempts per subagent tool, refused ones included (W5).
@@ -97,6 +106,13 @@ class Node:
     # An agent that gave its slot back while it waits for children, and wants it back.
     is_parked: bool = False
     waits_for_slot: bool = False
+
+
+def top_of(node: Node) -> Node:
+    """The top-level run that a node belongs to, or the root where there is none."""
+    while node.kind is not _RUN and node.parent is not None:
+        node = node.parent
+    return node
 
 
 @attrs.define(slots=True)

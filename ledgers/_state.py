@@ -6,13 +6,14 @@ event down and has it applied here; a replay applies the same events with the sa
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 import attrs
 
-from ._admissions import Caps, Counters, Kind, Node
+from ._admissions import Caps, Counters, Kind, Node, top_of
 from ._events import (
     Admitted,
     CapChanged,
@@ -45,6 +46,9 @@ from ._wallet import Unit, Wallet
 # Every actor's start and end asks for its kind several times, and on Python 3.11 `Kind.AGENT` costs
 # as much as a function call.
 _AGENT, _TOOL, _RUN = Kind.AGENT, Kind.TOOL, Kind.RUN
+
+MINUTE = 60
+"""What ``max_spawns_per_minute`` looks back on, in the caller's seconds."""
 
 
 class OpenHold(NamedTuple):
@@ -92,6 +96,8 @@ class TreeState:
     waiting: dict[int, Waiting] = attrs.field(factory=dict[int, Waiting])
     entries: dict[int, WaitingEntry] = attrs.field(factory=dict[int, WaitingEntry])
     tranches: list[Tranche] = attrs.field(factory=list[Tranche])
+    # When subagents were started in the last minute, oldest first; kept while that is limited.
+    spawns: deque[float] = attrs.field(factory=deque[float])
     # How many holds were ever taken: the `at_call` of tranches (contract Q28).
     holds_taken: int = 0
     # How many events made this state.
@@ -123,6 +129,7 @@ class TreeState:
             waiting={str(i): [w.node.id, w.wallet.id] for i, w in self.waiting.items()},
             entries={str(i): [e.parent.id, e.name] for i, e in self.entries.items()},
             tranches=tuple(self.tranches),
+            spawns=tuple(self.spawns),
             holds_taken=self.holds_taken,
             events=self.events,
         )
@@ -135,6 +142,7 @@ class TreeState:
             caps=Caps(**plain["caps"]),
             counters=Counters(**plain["counters"]),
             tranches=[Tranche(*t) for t in plain["tranches"]],
+            spawns=deque(plain["spawns"]),
             holds_taken=plain["holds_taken"],
             events=plain["events"],
         )
@@ -177,6 +185,7 @@ class TreeState:
             wallet.check()
         self._check_totals()
         self._check_columns()
+        self._check_spawns()
 
     def _check_totals(self) -> None:
         below = {node_id: [0, 0, 0] for node_id in self.nodes}
@@ -226,6 +235,22 @@ class TreeState:
         of_nodes = sum(len(node.entries or ()) for node in self.nodes.values())
         assert of_nodes == len(self.entries), self.entries
 
+    def _check_spawns(self) -> None:
+        alive = dict.fromkeys(self.nodes, 0)
+        for node in self.nodes.values():
+            if node.kind is _AGENT:
+                alive[top_of(node).id] += 1
+        for node in self.nodes.values():
+            is_top = node.kind is _RUN or node.parent is None
+            assert alive[node.id] <= node.descendants and (is_top or not node.descendants), node
+        below = sum(node.descendants for node in self.nodes.values())
+        assert below <= self.counters.admitted, (below, self.counters)
+        spawns = list(self.spawns)
+        assert not spawns or self.caps.max_spawns_per_minute is not None, spawns
+        assert spawns == sorted(spawns), spawns
+        assert not spawns or spawns[-1] - spawns[0] < MINUTE, spawns
+        assert len(spawns) <= self.counters.admitted, spawns
+
 
 @attrs.frozen(kw_only=True)
 class StateCopy:
@@ -240,6 +265,7 @@ class StateCopy:
     waiting: dict[str, list[Any]]
     entries: dict[str, list[Any]]
     tranches: tuple[Tranche, ...]
+    spawns: tuple[float, ...]
     holds_taken: int
     events: int
 
@@ -256,6 +282,7 @@ class StateCopy:
             "waiting": {key: list(waiting) for key, waiting in self.waiting.items()},
             "entries": {key: list(entry) for key, entry in self.entries.items()},
             "tranches": [list(tranche) for tranche in self.tranches],
+            "spawns": list(self.spawns),
             "holds_taken": self.holds_taken,
             "events": self.events,
         }
@@ -294,6 +321,9 @@ def _admitted(state: TreeState, e: Admitted) -> None:
         counters.active += 1
         if counters.active > counters.peak:
             counters.peak = counters.active
+        top_of(parent).descendants += 1
+        if state.caps.max_spawns_per_minute is not None:
+            _note_spawn(state.spawns, at)
         if tool is not None:
             # A subagent tool's call is a tool call too; its own calls count beside it.
             parent.tool_calls += 1
@@ -318,6 +348,12 @@ def _admitted(state: TreeState, e: Admitted) -> None:
     if set_aside:
         wallet.reserve(set_aside)
         node.set_aside = set_aside
+
+
+def _note_spawn(spawns: deque[float], at: float) -> None:
+    while spawns and at - spawns[0] >= MINUTE:
+        spawns.popleft()
+    spawns.append(at)
 
 
 def _refused(state: TreeState, e: Refused) -> None:
@@ -537,6 +573,8 @@ def _max_raised(state: TreeState, e: MaxRaised) -> None:
 def _cap_changed(state: TreeState, e: CapChanged) -> None:
     changed: dict[str, Any] = {e.name: e.to}
     state.caps = attrs.evolve(state.caps, **changed)
+    if state.caps.max_spawns_per_minute is None:
+        state.spawns.clear()
 
 
 def _count_attempt(parent: Node, tool: str) -> None:

@@ -20,7 +20,7 @@ import attrs
 
 from treewarden.protocols import LedgerError, Line, Refusal, RefusedError
 
-from ._admissions import Caps, Counters, Kind, Node, Outcome
+from ._admissions import Caps, Counters, Kind, Node, Outcome, top_of
 from ._charges import Ask, Charge, Ending, Progress, charge_for
 from ._events import (
     Admitted,
@@ -55,7 +55,7 @@ from ._leases import Entry, Hold, Lease, LeaseRequest, Stop, Ticket, Wake
 from ._prices import Price, PriceOf
 from ._purse import Purse
 from ._receipts import amount_of, line_for
-from ._state import TreeState
+from ._state import MINUTE, TreeState
 from ._wallet import UNBOUNDED, Unit, Wallet
 
 # Looked up once; see _state.py.
@@ -171,7 +171,7 @@ class TreeLedger:
         carve, least = cap, set_aside
         if cap is not None:
             carve, least = _carve_sizes(node.wallet, cap, min_cap, set_aside)
-        code = self._limit_in_the_way(node, kind, tool, carve, least)
+        code = self._limit_in_the_way(node, kind, tool, carve, least, at)
         if code is not None:
             self._record(Refused(at, node.id, code, tool))
             raise self._why_not(code, node, name, cap, least)
@@ -331,7 +331,7 @@ class TreeLedger:
             return False
         if code == "cave_subagent_concurrency_limit":
             return True
-        if code != "cave_subagent_wallet_unavailable" or self._admissions_are_used_up():
+        if code != "cave_subagent_wallet_unavailable" or self._admissions_are_used_up(node):
             return False
         # A wallet that funds nothing has nothing to wait for.
         comes_back = self._slots_are_taken() or bool(node.wallet.queued)
@@ -410,7 +410,7 @@ class TreeLedger:
     ) -> Lease | str:
         """A lease, or the code of the limit in its way."""
         carve, least = _sizes(node.wallet, request)
-        code = self._limit_in_the_way(node, request.kind, request.tool, carve, least)
+        code = self._limit_in_the_way(node, request.kind, request.tool, carve, least, at)
         if code is not None:
             return code
         seconds = request.seconds
@@ -433,8 +433,17 @@ class TreeLedger:
     def _slots_are_taken(self) -> bool:
         return _is_full(self._state.caps.max_concurrent_subagents, self._state.counters.active)
 
-    def _admissions_are_used_up(self) -> bool:
-        return _is_full(self._state.caps.max_subagents, self._state.counters.admitted)
+    def _admissions_are_used_up(self, node: Node) -> bool:
+        caps, admitted = self._state.caps, self._state.counters.admitted
+        return _is_full(caps.max_subagents, admitted) or self._has_all_descendants(node)
+
+    def _has_all_descendants(self, node: Node) -> bool:
+        return _is_full(self._state.caps.max_descendants, top_of(node).descendants)
+
+    def _spawns_too_fast(self, at: float) -> bool:
+        """Whether as many subagents as a minute may have were started in the minute before."""
+        most, spawns = self._state.caps.max_spawns_per_minute, self._state.spawns
+        return most is not None and len(spawns) >= most and at - spawns[-most] < MINUTE
 
     # --- what refuses a lease --------------------------------------------------------------------
 
@@ -450,7 +459,7 @@ class TreeLedger:
         )  # fmt: skip
 
     def _limit_in_the_way(
-        self, node: Node, kind: Kind, tool: str | None, carve: int | None, least: int
+        self, node: Node, kind: Kind, tool: str | None, carve: int | None, least: int, at: float
     ) -> str | None:
         """The code of the limit that refuses a lease below ``node``, or None. Changes nothing.
 
@@ -477,6 +486,10 @@ class TreeLedger:
             most, most_active = caps.max_subagents, caps.max_concurrent_subagents
             if most is not None and counters.admitted >= most:
                 return "cave_subagent_invocation_limit"
+            if caps.max_descendants is not None and self._has_all_descendants(node):
+                return "cave_subagent_breadth_limit"
+            if caps.max_spawns_per_minute is not None and self._spawns_too_fast(at):
+                return "cave_subagent_spawn_rate_limit"
             if most_active is not None and counters.active >= most_active:
                 return "cave_subagent_concurrency_limit"
         return None
@@ -490,7 +503,8 @@ class TreeLedger:
             case "cave_subagent_depth_limit":
                 return self._refusal(
                     code, node, name, "the tree", "levels of subagents", str(node.depth + 1),
-                    str(caps.max_depth), "Do this work here instead of delegating it.",
+                    str(caps.max_depth),
+                    "Do this work here: asking to delegate it again cannot help.",
                 )  # fmt: skip
             case "cave_tool_call_budget_exceeded":
                 return self._refusal(
@@ -506,7 +520,21 @@ class TreeLedger:
                 return self._refusal(
                     code, node, name, "the tree", "subagents", "1", "0",
                     f"All {caps.max_subagents} subagents of the tree were started "
-                    "(max_subagents). Go on without delegating.",
+                    "(max_subagents), and asking again cannot help. Go on without delegating.",
+                )  # fmt: skip
+            case "cave_subagent_breadth_limit":
+                return self._refusal(
+                    code, node, name, top_of(node).path, "subagents below it", "1", "0",
+                    f"All {caps.max_descendants} that one run may ever start below it were "
+                    "started (max_descendants), and asking again cannot help. Go on without "
+                    "delegating.",
+                )  # fmt: skip
+            case "cave_subagent_spawn_rate_limit":
+                return self._refusal(
+                    code, node, name, "the tree", "subagent starts in a minute", "1", "0",
+                    f"{caps.max_spawns_per_minute} were started within the last minute "
+                    "(max_spawns_per_minute); asking again at once cannot help. Do other work "
+                    "first, or go on without delegating.",
                 )  # fmt: skip
             case "cave_subagent_concurrency_limit":
                 return self._refusal(

@@ -21,6 +21,7 @@ from ._errors import RunStopped as RunStopped
 from ._errors import ServiceFailed as ServiceFailed
 from ._errors import SupervisorCancelled as SupervisorCancelled
 from ._errors import ToolFailed as ToolFailed
+from ._errors import ToolUnavailable as ToolUnavailable
 from ._errors import TreeCrashed as TreeCrashed
 from ._errors import TreewardenError as TreewardenError
 from ._errors import UsageError as UsageError

@@ -11,6 +11,7 @@
     ├── ActorStopped                     a message to an actor that has ended
     ├── MailboxFull                      a message to an actor that does not read its own
     ├── ToolFailed                       a tool call ended without a result
+    │   └── ToolUnavailable              … because what it needs is not there just now
     ├── RunError                         a run failed after it had started; has a receipt
     │   ├── RunStopped                   … was stopped by a limit, where the caller wants an error
     │   └── RunCancelled                 … was cancelled
@@ -25,7 +26,7 @@ so, what to do.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from ._messages import Usage
@@ -201,6 +202,26 @@ class ToolFailed(TreewardenError):
         super().__init__(f"{code}: {message}")
         self.code = code
         self.message = message
+
+
+class ToolUnavailable(ToolFailed):
+    """What a tool needs is not there just now, and the same call is worth asking again.
+
+    The model reads the message. Breakers do not take it for a loop of the model's: with them on,
+    the tool is left alone for ``retry_after_seconds``, or a little longer each time.
+    """
+
+    code = "cave_tool_unavailable"
+
+    def __init__(self, message: str, *, retry_after_seconds: float | None = None) -> None:
+        super().__init__(self.code, message)
+        wish: Any = retry_after_seconds
+        if wish is not None and not (type(wish) in (int, float) and 0 <= wish < float("inf")):
+            raise UsageError(
+                f"retry_after_seconds is {wish!r}. Give a number of seconds, or None.",
+                code="cave_option_invalid",
+            )
+        self.retry_after_seconds = retry_after_seconds
 
 
 class RunError(TreewardenError):

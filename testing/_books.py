@@ -8,6 +8,7 @@ Everything is O(everything), which is what makes it easy to believe.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from enum import Enum
@@ -228,6 +229,8 @@ class Books:
         self.runs = self.admitted = self.peak = self.refusals = self.restarts = 0
         self.invocation_rejections = self.concurrency_rejections = 0
         self.model_calls = self.tool_calls = self.peak_calls = 0
+        # When subagents were started since that is limited.
+        self.spawns: list[float] = []
         # For coverage: which verdicts and endings a history has seen.
         self.seen: set[str] = set()
 
@@ -321,6 +324,7 @@ class Books:
         set_aside: int,
         tool: str | None,
         max_attempts: int | None,
+        at: float,
     ) -> str | None:
         """The code an admission is refused with, in the order of the agent contract, 3.3."""
         if tool is not None and max_attempts is not None:
@@ -351,10 +355,31 @@ class Books:
         if kind is Kind.AGENT:
             if caps.max_subagents is not None and self.admitted >= caps.max_subagents:
                 return "cave_subagent_invocation_limit"
+            if self.descendants_are_used_up(parent):
+                return "cave_subagent_breadth_limit"
+            of_this_minute = [started for started in self.spawns if at - started < 60]
+            rate = caps.max_spawns_per_minute
+            if rate is not None and len(of_this_minute) >= rate:
+                return "cave_subagent_spawn_rate_limit"
             most = caps.max_concurrent_subagents
             if most is not None and self.active >= most:
                 return "cave_subagent_concurrency_limit"
         return None
+
+    def top_of(self, place: Place) -> Place:
+        """The top-level run that it belongs to, or the root."""
+        up: Place | None = place
+        while up is not None and up.kind is not Kind.RUN:
+            up = up.parent
+        return self.places[0] if up is None else up
+
+    def descendants(self, top: Place) -> int:
+        agents = [place for place in self.places.values() if place.kind is Kind.AGENT]
+        return sum(self.top_of(place) is top for place in agents)
+
+    def descendants_are_used_up(self, parent: Place) -> bool:
+        most = self.caps.max_descendants
+        return most is not None and self.descendants(self.top_of(parent)) >= most
 
     # --- whose turn it is ------------------------------------------------------------------------
 
@@ -374,6 +399,8 @@ class Books:
             return False
         most = self.caps.max_subagents
         if code != "cave_subagent_wallet_unavailable" or (most and self.admitted >= most):
+            return False
+        if self.descendants_are_used_up(parent):
             return False
         return self.slots_of_agents_are_full() or bool(self.queues.get(parent.account.id))
 
@@ -407,11 +434,11 @@ class Books:
         """Whether nothing more starts below it: it is being stopped, or its whole tree is."""
         return place.takes_no_more or self.places[0].takes_no_more
 
-    def why_not_now(self, waiter: Waiter) -> str | None:
+    def why_not_now(self, waiter: Waiter, at: float) -> str | None:
         start = waiter.start
         assert start is not None
         asked = {name: start[name] for name in ("cap", "min_cap", "set_aside", "tool")}
-        return self.why_not(waiter.place, start["kind"], **asked, max_attempts=None)
+        return self.why_not(waiter.place, start["kind"], **asked, max_attempts=None, at=at)
 
     def charge(self, call: Call) -> tuple[int, int, str, tuple[int, int], tuple[int, int]]:
         """Section 4: USD, tokens, basis, and [low, high] of each."""
@@ -528,7 +555,7 @@ class Books:
         if entry is not None:
             waiter = self.line[entry]
             assert waiter.place is above and not self.takes_no_more(above)
-            assert self.why_not_now(waiter) is None
+            assert self.why_not_now(waiter, at) is None
             self.grant(entry)
         else:
             assert self.want == ("admit", parent), self.want
@@ -554,6 +581,8 @@ class Books:
         self.places[node] = place
         self.runs += kind is Kind.RUN
         self.admitted += kind is Kind.AGENT
+        if kind is Kind.AGENT and self.caps.max_spawns_per_minute is not None:
+            self.spawns.append(at)
         self.peak = max(self.peak, self.active)
         if kind is Kind.TOOL or tool is not None:
             self.tool_calls += 1
@@ -565,7 +594,7 @@ class Books:
         assert self.want == ("admit", parent), self.want
         above = self.places[parent]
         waiter = Waiter(above, self.starting)
-        code = self.why_not_now(waiter)
+        code = self.why_not_now(waiter, at)
         assert code is not None and self.may_wait(code, above), code
         if tool is not None:
             above.attempts[tool] = above.attempts.get(tool, 0) + 1
@@ -607,7 +636,7 @@ class Books:
         if entry is not None:
             waiter = self.line[entry]
             assert self.is_turn_of(entry), (entry, self.line)
-            assert self.why_not_now(waiter) == code, code
+            assert self.why_not_now(waiter, at) == code, code
             assert not self.could_go(waiter) or not self.slots_of_agents_are_full()
             del self.line[entry]
             self.seen.add("refused from the line")
@@ -798,6 +827,8 @@ class Books:
         assert self.want == ("set_cap", 0), self.want
         changed: dict[str, Any] = {name: to}
         self.caps = attrs.evolve(self.caps, **changed)
+        if self.caps.max_spawns_per_minute is None:
+            self.spawns.clear()
 
     def _approach_targets(self) -> None:
         """W1b, until nothing changes any more: a lowered child gives back to its parent."""
@@ -885,6 +916,8 @@ class Books:
     def _compare_nodes(self, ledger: TreeLedger) -> None:
         nodes = ledger.state.nodes
         assert set(nodes) == {place.id for place in self.open_places()}
+        tops = [self.top_of(p).id for p in self.places.values() if p.kind is Kind.AGENT]
+        below = Counter(tops)
         for node in nodes.values():
             place = self.places[node.id]
             is_so = {
@@ -902,6 +935,7 @@ class Books:
                 "entries": list(node.entries or ()),
                 "is_parked": node.is_parked,
                 "waits_for_slot": node.waits_for_slot,
+                "descendants": node.descendants,
             }
             must_be = {
                 "path": place.path,
@@ -918,6 +952,7 @@ class Books:
                 "entries": [i for i in self.entries if self.line[i].place is place],
                 "is_parked": place.is_parked,
                 "waits_for_slot": node.id in self.line,
+                "descendants": below[place.id],
             }
             assert is_so == must_be, (node.path, _differences(is_so, must_be))
 
@@ -946,6 +981,11 @@ class Books:
         }
         assert counters == must_be, _differences(counters, must_be)
         assert ledger.caps == self.caps
+        # The ledger may forget what no minute holds any more; what it keeps is the newest.
+        spawns = list(ledger.state.spawns)
+        assert spawns == self.spawns[len(self.spawns) - len(spawns) :], (spawns, self.spawns)
+        of_last_minute = [s for s in self.spawns if self.spawns[-1] - s < 60]
+        assert len(spawns) == len(of_last_minute), (spawns, self.spawns)
 
 
 def _differences(

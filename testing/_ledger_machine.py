@@ -64,6 +64,8 @@ caps_at_first = st.builds(
     max_concurrent_calls=st.sampled_from([None, 1, 2]),
     max_model_calls=st.none() | st.integers(1, 8),
     max_tool_calls=st.none() | st.integers(1, 3),
+    max_descendants=st.none() | st.none() | st.integers(1, 4),
+    max_spawns_per_minute=st.none() | st.none() | st.integers(1, 3),
     admission=st.sampled_from(["reject", "wait", "wait"]),
 )
 asks = st.builds(
@@ -289,6 +291,12 @@ class LedgerMachine(RuleBasedStateMachine):
     def assert_nothing_changed(self) -> None:
         assert self.ledger.state.plain() == self.plain
 
+    @rule(seconds=st.sampled_from([28, 58, 59, 60]))
+    def let_time_pass(self, seconds: int) -> None:
+        """A step is a second; what is limited by the minute needs more."""
+        self.now("nothing")
+        self.at += seconds
+
     # --- leases ----------------------------------------------------------------------------------
 
     @rule(
@@ -342,6 +350,7 @@ class LedgerMachine(RuleBasedStateMachine):
             set_aside=set_aside,
             tool=tool,
             max_attempts=max_attempts,
+            at=self.at + 1,
         )
         if kind is Kind.AGENT and deadline is None and self.books.caps.admission == "wait":
             self.enter_one(parent, expected, cap, min_cap, set_aside, tool, max_attempts)

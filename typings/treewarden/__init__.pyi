@@ -1,6 +1,7 @@
 from actors import Actor as Actor
 from protocols import ActorStopped as ActorStopped
 from actors import Agent as Agent
+from ledgers import Breakers as Breakers
 from actors import Budget as Budget
 from actors import ChildSpec as ChildSpec
 from actors import Clock as Clock
@@ -36,6 +37,7 @@ from ledgers import Tier as Tier
 from actors import Tool as Tool
 from protocols import ToolCall as ToolCall
 from protocols import ToolFailed as ToolFailed
+from protocols import ToolUnavailable as ToolUnavailable
 from actors import Tree as Tree
 from ledgers import TreeLedger as TreeLedger
 from protocols import TreewardenError as TreewardenError
